@@ -1,0 +1,20 @@
+"""The YAML files that a user edits: recipes and clusters, their models and the error messages that users see."""
+
+from swift_provider.config.cluster import Cluster, Node
+from swift_provider.config.errors import ConfigError, Fault
+from swift_provider.config.loading import list_recipes, load_cluster, load_recipe
+from swift_provider.config.recipe import CheckpointPolicy, KeepBest, Recipe, SwiftSection
+
+__all__ = [
+    "CheckpointPolicy",
+    "Cluster",
+    "ConfigError",
+    "Fault",
+    "KeepBest",
+    "Node",
+    "Recipe",
+    "SwiftSection",
+    "list_recipes",
+    "load_cluster",
+    "load_recipe",
+]

@@ -1,0 +1,110 @@
+"""The recipe: what to train, in ms-swift's own words, and what happens around it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from swift_provider.config.values import Name, OssPrefix, Seconds, StrictModel
+
+#: Arguments of ms-swift that the plan sets; in a recipe they would be ignored or do harm.
+OWNED_ARGUMENTS = {
+    "output_dir": "the output folder follows from the cluster's workdir or shared_dir and the run",
+    "add_version": "it would hide the output folder behind a time stamp",
+    "save_on_each_node": "it follows from whether the cluster has a shared_dir",
+    "save_total_limit": "checkpoints.keep_last decides, so that nothing is deleted under an upload",
+    "create_checkpoint_symlink": "it fails without an evaluation set; last-checkpoint is written anyway",
+}
+#: Environment variables that the plan sets for torchrun.
+OWNED_ENVIRONMENT = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
+
+
+class SwiftSection(StrictModel):
+    """What ``swift COMMAND file.yaml`` takes, word for word, so that it can be pasted in and taken out again."""
+
+    command: Literal["sft", "pt", "rlhf"] = "sft"
+    args: dict[str, Any] = Field(description="ms-swift arguments without the leading dashes")
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables of every rank")
+
+    @field_validator("args")
+    @classmethod
+    def _check_args(cls, args: dict[str, Any]) -> dict[str, Any]:
+        problems = [f"{name}: leave it out, {why}" for name, why in OWNED_ARGUMENTS.items() if name in args]
+        problems += [f"{name}: write it without dashes" for name in args if name.startswith("-")]
+        if not args.get("model"):
+            problems.append("model: is needed (a path, oss:// location or hub id)")
+        if not (args.get("dataset") or args.get("cached_dataset")):
+            problems.append("dataset: is needed (a path, oss:// location or hub id, or a list of them)")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return args
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _text_values(cls, env: Any) -> Any:
+        if isinstance(env, dict):
+            return {key: str(value) if isinstance(value, (int, float)) else value for key, value in env.items()}
+        return env
+
+    @field_validator("env")
+    @classmethod
+    def _check_env(cls, env: dict[str, str]) -> dict[str, str]:
+        owned = [name for name in OWNED_ENVIRONMENT if name in env]
+        if owned:
+            raise ValueError(f"{', '.join(owned)}: leave out, they follow from the cluster")
+        return env
+
+
+class KeepBest(StrictModel):
+    """Which checkpoint counts as the best: the one with the smallest or greatest value of a metric."""
+
+    metric: str = Field(min_length=1)
+    mode: Literal["min", "max"] = "min"
+
+
+class CheckpointPolicy(StrictModel):
+    """Where checkpoints go and which ones stay."""
+
+    backup: OssPrefix | None = Field(default=None, description="oss://bucket/prefix; without it nothing is mirrored")
+    oss_conn_id: str = Field(default="oss_default", description="Airflow connection of type oss")
+    keep_last: int = Field(default=3, ge=1, description="newest checkpoints that stay, on the nodes and in the bucket")
+    keep_best: KeepBest | None = None
+
+
+class Recipe(StrictModel):
+    """One recipe file."""
+
+    name: Name
+    description: str = ""
+    swift: SwiftSection
+    cluster: Name
+    schedule: str | None = Field(default=None, description="cron expression of the nightly DAG")
+    checkpoints: CheckpointPolicy = Field(default_factory=CheckpointPolicy)
+    max_runtime: Seconds | None = Field(
+        default=None, gt=0, description="seconds from the first start, over all retries"
+    )
+    grace: Seconds = Field(default=30.0, ge=0, description="seconds between TERM and KILL when a training is stopped")
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        if schedule is not None and not schedule.startswith("@") and len(schedule.split()) != 5:
+            raise ValueError('is not a cron expression of five fields such as "0 2 * * *"')
+        return schedule
+
+    @model_validator(mode="after")
+    def _resumable(self) -> Self:
+        args = self.swift.args
+        if args.get("save_only_model") and args.get("resume_from_checkpoint"):
+            raise ValueError(
+                "save_only_model and resume_from_checkpoint exclude each other: what is saved has no optimizer state"
+            )
+        return self
+
+    def digest(self) -> str:
+        """A hash of everything in the recipe: equal digest = equal recipe. 16 hexadecimal digits."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""How the control side reaches nodes (asyncssh) and buckets (oss2), through ordinary Airflow connections."""

@@ -1,0 +1,70 @@
+"""Launch plan + where the inputs lie → what each node's agent is asked to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from swift_provider.planning.inputs import resolve_inputs
+from swift_provider.planning.plan import LaunchPlan, NodePlan
+from trainer.protocol import JobSpec, Owner
+
+ARGUMENTS_FILE = "swift.yaml"
+
+
+def job_spec(
+    plan: LaunchPlan,
+    node: NodePlan,
+    *,
+    job_id: str,
+    owner: Owner,
+    staged: Mapping[str, str],
+    resume_from: str | None = None,
+    deadline: float | None = None,
+) -> JobSpec:
+    """The job of one node: ms-swift's own CLI with the five variables that make it start torchrun.
+
+    Args:
+        plan: of the run.
+        node: one of its nodes.
+        job_id: the same on all nodes of a generation.
+        owner: who the lease belongs to.
+        staged: location → path on this node.
+        resume_from: absolute path of a complete checkpoint on this node.
+        deadline: seconds since the epoch after which the supervisor itself ends the job.
+    """
+    job_dir = f"{node.workdir}/jobs/{job_id}"
+    args = resolve_inputs(plan.args, staged)
+    if resume_from:
+        args["resume_from_checkpoint"] = resume_from
+    args["output_dir"] = node.output_dir
+    args = {name: _in_job_dir(value, job_dir) for name, value in args.items()}
+    return JobSpec(
+        job_id=job_id,
+        argv=[plan.python, "-m", "swift.cli.main", plan.command, f"{job_dir}/{ARGUMENTS_FILE}"],
+        env={**plan.env, **torchrun_environment(plan, node)},
+        files={**plan.files, ARGUMENTS_FILE: yaml.safe_dump(args, allow_unicode=True, sort_keys=True)},
+        output_dir=node.output_dir,
+        world_size=plan.world_size,
+        owner=owner,
+        grace_s=plan.grace,
+        deadline=deadline,
+    )
+
+
+def torchrun_environment(plan: LaunchPlan, node: NodePlan) -> dict[str, str]:
+    """The variables from which ms-swift's CLI builds its torchrun command line; one node needs no rendezvous."""
+    environment = {"NPROC_PER_NODE": str(node.slots)}
+    if len(plan.nodes) > 1:
+        environment |= {"NNODES": str(len(plan.nodes)), "NODE_RANK": str(node.rank), "MASTER_ADDR": plan.master_address}
+    return environment | {"MASTER_PORT": str(plan.master_port)}
+
+
+def _in_job_dir(value: Any, job_dir: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{job_dir}", job_dir)
+    if isinstance(value, list):
+        return [_in_job_dir(item, job_dir) for item in value]
+    return value

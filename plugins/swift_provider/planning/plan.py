@@ -1,0 +1,88 @@
+"""The launch plan: a value that says what will run on which node, before anything runs.
+
+It is what the ``plan`` task returns, what a dry run shows, and what every later task works from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from swift_provider.config.recipe import CheckpointPolicy
+from swift_provider.config.values import StrictModel
+
+
+class NodePlan(StrictModel):
+    """One node's part. ``rank`` is the node rank; ``slots`` the number of processes there."""
+
+    name: str
+    ssh_conn_id: str
+    address: str
+    rank: int
+    slots: int
+    workdir: str
+    output_dir: str
+
+
+class LaunchPlan(StrictModel):
+    """Everything that is decided before a node is touched. Sizes of batches are in samples, times in seconds."""
+
+    dag_id: str
+    run_id: str
+    run_key: str
+    recipe: str
+    recipe_hash: str
+    cluster: str
+    command: str
+    device: str
+    python: str
+    nodes: list[NodePlan]
+    master_port: int
+    shared: bool
+    world_size: int
+    micro_batch: int
+    accumulation: int
+    global_batch: int
+    args: dict[str, Any]
+    env: dict[str, str]
+    files: dict[str, str] = Field(default_factory=dict, description="name → text, written into each job's folder")
+    inputs: list[str] = Field(default_factory=list, description="paths and oss:// locations that stage puts in place")
+    hub_ids: list[str] = Field(default_factory=list, description="models and datasets that ms-swift itself fetches")
+    min_free_bytes: int = 0
+    checkpoints: CheckpointPolicy
+    max_runtime: float | None = None
+    grace: float = 30.0
+    dry_run: bool = False
+    prune_dry_run: bool = False
+
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet: the first node's address."""
+        return self.nodes[0].address
+
+    @property
+    def backup_prefix(self) -> str | None:
+        """``oss://bucket/prefix/<dag>/<run>`` of this run's checkpoints, or ``None`` without a backup."""
+        from swift_provider.planning.names import safe_name
+
+        if self.checkpoints.backup is None:
+            return None
+        return f"{self.checkpoints.backup}/{safe_name(self.dag_id)}/{safe_name(self.run_id)}"
+
+    def describe(self) -> str:
+        """The plan as a person reads it in the task's log."""
+        lines = [
+            f"recipe {self.recipe} ({self.recipe_hash}) on cluster {self.cluster}: swift {self.command}, {self.device}",
+            f"world size {self.world_size} = " + " + ".join(f"{node.name}:{node.slots}" for node in self.nodes),
+            f"global batch {self.global_batch} = micro batch {self.micro_batch} x accumulation {self.accumulation}"
+            f" x world size {self.world_size}",
+            f"rendezvous {self.master_address}:{self.master_port}",
+            f"output {self.nodes[0].output_dir}" + (" (shared)" if self.shared else " (on each node)"),
+            f"backup {self.backup_prefix or 'none'}; keep last {self.checkpoints.keep_last}"
+            + (f", best {self.checkpoints.keep_best.metric}" if self.checkpoints.keep_best else ""),
+        ]
+        lines += [f"stage {source}" for source in self.inputs]
+        lines += [f"from the hub, by ms-swift: {name}" for name in self.hub_ids]
+        lines += ["arguments:"] + [f"  {name}: {value}" for name, value in sorted(self.args.items())]
+        return "\n".join(lines)

@@ -1,0 +1,25 @@
+"""Where this installation keeps its files. Everything that is read from the environment is read here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def config_dir() -> Path:
+    """The folder with ``recipes/``, ``clusters/`` and ``deepspeed/``.
+
+    ``SWIFT_CONFIG_DIR`` if it is set, else ``include/configs`` of ``AIRFLOW_HOME``, else that of the source checkout.
+    """
+    configured = os.environ.get("SWIFT_CONFIG_DIR")
+    if configured:
+        return Path(configured)
+    home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "include" / "configs"
+    if home.is_dir():
+        return home
+    return Path(__file__).resolve().parents[2] / "include" / "configs"
+
+
+def origin() -> str:
+    """What names this Airflow installation in a lease, for whoever finds a node busy."""
+    return os.environ.get("AIRFLOW__API__BASE_URL") or os.uname().nodename
