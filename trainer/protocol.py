@@ -55,6 +55,16 @@ class StartResult:
     FAILED = "failed"  # nothing was left behind; ``error`` says why
 
 
+class StopReason:
+    """Why a job was ended, when it did not end by itself. A ``stop`` request may bring a word of its own."""
+
+    REQUESTED = "requested"
+    SUPERSEDED = "superseded"
+    DEADLINE = "deadline"  # the supervisor's own clock said so
+    RANK_FAILED = "rank_failed"  # a rank died and its launcher did not end; ``error`` names rank, pid and cause
+    SIGNAL = "signal"  # somebody sent SIGTERM to the supervisor without a request: a shutdown of the machine
+
+
 class Verdict:
     """What the completeness judge says of a checkpoint."""
 
@@ -134,7 +144,7 @@ class JobState:
     ended_at: Optional[float] = None
     exit_code: Optional[int] = None
     signal: Optional[int] = None  # of the training process, when a signal ended it
-    stop_reason: Optional[str] = None  # "requested", "deadline", "superseded"
+    stop_reason: Optional[str] = None  # one of StopReason
     killed: int = 0  # processes that needed SIGKILL at the end
     survivors: List[int] = field(default_factory=list)
     log_bytes: int = 0

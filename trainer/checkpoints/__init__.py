@@ -1,0 +1,1 @@
+"""Checkpoints: what lies in a folder, and whether it is whole."""

@@ -1,0 +1,98 @@
+"""The small JSON files through which a supervisor and the verbs speak: state, spec, holder, stop request, journal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Iterable, List, Optional, Set, Type, TypeVar
+
+from trainer.files import read_bytes, write_atomic
+from trainer.paths import JobPaths, NodePaths
+from trainer.process import is_alive
+from trainer.protocol import Holder, Identity, JobSpec, JobState, ProtocolError, dumps, from_dict, loads
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StopIntent:
+    """Why a job shall end, and how long its processes have between TERM and KILL (``None``: as its spec says)."""
+
+    reason: str = "requested"
+    grace_s: Optional[float] = None
+
+
+def _read(cls: Type[T], path: str) -> Optional[T]:
+    data = read_bytes(path)
+    if data is None:
+        return None
+    try:
+        return loads(cls, data.decode("utf-8", "replace"))
+    except ProtocolError:  # an unsynced file after a power cut: as good as none
+        return None
+
+
+def write_state(job: JobPaths, state: JobState, sync: bool = False) -> None:
+    """Replace the state file; ``sync`` where a phase changes, so that a power cut cannot take it back."""
+    write_atomic(job.state, dumps(state).encode(), sync)
+
+
+def read_state(job: JobPaths) -> Optional[JobState]:
+    """The state as its supervisor wrote it last, unproven; ``None`` when there is none or it cannot be read."""
+    return _read(JobState, job.state)
+
+
+def write_spec(job: JobPaths, spec: JobSpec) -> None:
+    """Keep the spec beside the job."""
+    write_atomic(job.spec, dumps(spec).encode(), sync=True)
+
+
+def read_spec(job: JobPaths) -> Optional[JobSpec]:
+    """The spec that the job was started with."""
+    return _read(JobSpec, job.spec)
+
+
+def write_stop(job: JobPaths, intent: StopIntent) -> None:
+    """Leave the wish to stop where the supervisor finds it, whatever happens to the signal."""
+    write_atomic(job.stop_request, json.dumps({"reason": intent.reason, "grace_s": intent.grace_s}).encode())
+
+
+def read_stop(job: JobPaths) -> Optional[StopIntent]:
+    """The wish to stop, if there is one."""
+    return _read(StopIntent, job.stop_request)
+
+
+def write_holder(node: NodePaths, holder: Holder) -> None:
+    """Say who holds the lease; the lease itself is the flock."""
+    write_atomic(node.holder, dumps(holder).encode())
+
+
+def read_holder(node: NodePaths) -> Optional[Holder]:
+    """Who holds the lease now; a note that a dead supervisor left behind does not count."""
+    holder = _read(Holder, node.holder)
+    return holder if holder is not None and is_alive(holder.supervisor) else None
+
+
+def write_processes(job: JobPaths, processes: Iterable[Identity]) -> None:
+    """Journal the tree, so that it is found again after its supervisor was killed, even without the marker."""
+    rows = sorted([p.pid, p.start_ticks, p.boot_id] for p in processes)
+    write_atomic(job.processes, json.dumps(rows).encode())
+
+
+def read_processes(job: JobPaths) -> Set[Identity]:
+    """The journalled processes that are still alive."""
+    found = set()
+    with contextlib.suppress(ValueError, TypeError):
+        for pid, start_ticks, boot in json.loads(read_bytes(job.processes) or b"[]"):
+            found.add(from_dict(Identity, {"pid": pid, "start_ticks": start_ticks, "boot_id": boot}))
+    return {identity for identity in found if is_alive(identity)}
+
+
+def job_ids(node: NodePaths) -> List[str]:
+    """The ids of all jobs that this node has a folder of."""
+    try:
+        return sorted(entry.name for entry in os.scandir(node.jobs) if entry.is_dir() and entry.name[0] != ".")
+    except FileNotFoundError:
+        return []
