@@ -6,7 +6,7 @@ import asyncio
 import posixpath
 import secrets
 import shlex
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import asyncssh
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -100,7 +100,7 @@ class NodeSession:
         """
         command = [self.python, "-I", await self._ship_agent(), verb]
         done = await self._run(command, protocol.dumps(request).encode(), timeout)
-        stdout, stderr = bytes(done.stdout or b""), bytes(done.stderr or b"")
+        stdout, stderr = cast(bytes, done.stdout or b""), cast(bytes, done.stderr or b"")
         if done.exit_status is None and done.exit_signal is None:
             raise NodeUnreachable(f"{self.name}: the connection was lost during {verb}")
         if done.exit_status != 0:
@@ -164,7 +164,7 @@ class NodeSession:
         sftp = await self.sftp()
         try:
             async with sftp.open(path, "rb") as file:
-                return bytes(await file.read(size, offset))
+                return cast(bytes, await file.read(size, offset))
         except asyncssh.SFTPNoSuchFile:
             return None
         except asyncssh.SFTPError as error:

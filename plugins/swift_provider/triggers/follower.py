@@ -1,0 +1,190 @@
+"""Follows the jobs of a gang over held connections: states, log lines, what is unreachable, when it is over.
+
+Knows nothing of Airflow, so that it can be tested against real nodes without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swift_provider.exceptions import TrainingError
+from swift_provider.hooks.nodes import NodeGroup
+from swift_provider.hooks.session import NodeSession
+from swift_provider.planning.gang import ended_well
+from swift_provider.triggers.logs import LogCursor
+from trainer import protocol
+from trainer.protocol import JobState, Phase, Progress, StatusReply, StatusRequest, StopReply, StopRequest
+
+#: Bytes of log read from one node in one poll; a larger backlog is worked off over several.
+LOG_CHUNK = 4 * 1024 * 1024
+#: A heartbeat that stands still this long (seconds) makes us ask the node for proof.
+STALE_HEARTBEAT_S = 15.0
+#: How long a node may be unreachable while the run does not step, before it counts as lost (seconds).
+UNREACHABLE_GRACE_S = 600.0
+TAIL_LINES = 40
+#: ms-swift prints this when its ranks did not find each other and each trains alone, with exit status 0.
+SOLO_WORLD = "parallel_mode != ParallelMode.DISTRIBUTED"
+
+
+@dataclass
+class NodeView:
+    """What is known of one node. Times are on the monotonic clock."""
+
+    cursor: LogCursor
+    state: JobState | None = None
+    heartbeat_seen: float = 0.0
+    unreachable_since: float | None = None
+    problem: str = ""
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    solo_world: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """The job is over and its log has been read to the end."""
+        return self.state is not None and self.state.phase in Phase.ENDED
+
+
+class GangFollower:
+    """The jobs of one generation.
+
+    Args:
+        group: the nodes, connected or not.
+        job_id: the same on all nodes.
+        offsets: for each node the byte of its log to go on from.
+        unreachable_grace: seconds, see :data:`UNREACHABLE_GRACE_S`.
+    """
+
+    def __init__(
+        self,
+        group: NodeGroup,
+        job_id: str,
+        offsets: Mapping[str, int] | None = None,
+        unreachable_grace: float = UNREACHABLE_GRACE_S,
+    ) -> None:
+        self.group, self.job_id, self.unreachable_grace = group, job_id, unreachable_grace
+        offsets = offsets or {}
+        now = time.monotonic()
+        self.views = {name: NodeView(LogCursor(offsets.get(name, 0)), heartbeat_seen=now) for name in group.sessions}
+        self._last_step: tuple[int, float] = (-1, now)
+        self._stop_sent: set[str] = set()
+
+    async def poll(self) -> dict[str, list[str]]:
+        """One look at every node at the same time.
+
+        Returns:
+            New log lines, by node name.
+        """
+        names = list(self.views)
+        results = await asyncio.gather(*(self._poll_node(name) for name in names))
+        step = self.progress.step if self.progress else -1
+        if step > self._last_step[0]:
+            self._last_step = (step, time.monotonic())
+        await self._stop_peers_of_failed()
+        return {name: lines for name, lines in zip(names, results, strict=True) if lines}
+
+    async def _poll_node(self, name: str) -> list[str]:
+        view, session = self.views[name], self.group.sessions[name]
+        try:
+            await self._read_state(view, session)
+            lines = await self._read_log(view, session)
+        except TrainingError as error:
+            if view.unreachable_since is None:
+                view.unreachable_since = time.monotonic()
+            view.problem = str(error)
+            return []
+        view.unreachable_since, view.problem = None, ""
+        view.tail.extend(lines)
+        view.solo_world = view.solo_world or any(SOLO_WORLD in line for line in lines)
+        return lines
+
+    async def _read_state(self, view: NodeView, session: NodeSession) -> None:
+        text = await session.read(self._path(session, "state.json"))
+        state = protocol.loads(JobState, text.decode()) if text else None
+        now = time.monotonic()
+        if state is not None and (view.state is None or state.heartbeat != view.state.heartbeat):
+            view.heartbeat_seen = now
+        elif now - view.heartbeat_seen > STALE_HEARTBEAT_S and not view.ended:
+            request = StatusRequest(workdir=session.workdir, job_id=self.job_id)
+            state = (await session.call("status", request, StatusReply)).state
+            view.heartbeat_seen = now
+        view.state = state or view.state
+
+    async def _read_log(self, view: NodeView, session: NodeSession) -> list[str]:
+        path = self._path(session, "log")
+        data = await session.read(path, view.cursor.read_offset, LOG_CHUNK)
+        return view.cursor.feed(data) if data else []
+
+    async def drain(self) -> dict[str, list[str]]:
+        """What is left of every reachable node's log, to its last byte. Call it when the gang is over."""
+        lines: dict[str, list[str]] = {}
+        for name, view in self.views.items():
+            session = self.group.sessions[name]
+            try:
+                while True:
+                    data = await session.read(self._path(session, "log"), view.cursor.read_offset, LOG_CHUNK)
+                    if not data:
+                        break
+                    lines.setdefault(name, []).extend(view.cursor.feed(data))
+            except TrainingError as error:
+                view.problem = str(error)
+            lines.setdefault(name, []).extend(view.cursor.flush())
+            view.tail.extend(lines[name])
+        return {name: new for name, new in lines.items() if new}
+
+    def _path(self, session: NodeSession, file: str) -> str:
+        return posixpath.join(session.workdir, "jobs", self.job_id, file)
+
+    @property
+    def states(self) -> dict[str, JobState]:
+        """The last known state of each node; a node never seen counts as absent."""
+        absent = JobState(job_id=self.job_id, phase=Phase.ABSENT)
+        return {name: view.state or absent for name, view in self.views.items()}
+
+    @property
+    def progress(self) -> Progress | None:
+        """The progress of the node that is furthest; only one node writes ``logging.jsonl``."""
+        known = [view.state.progress for view in self.views.values() if view.state and view.state.progress]
+        return max(known, key=lambda progress: progress.step, default=None)
+
+    @property
+    def over(self) -> bool:
+        """Every job has ended."""
+        return all(view.ended for view in self.views.values())
+
+    @property
+    def lost_nodes(self) -> list[str]:
+        """Nodes out of reach for longer than the grace, if the run has not stepped for as long either."""
+        now = time.monotonic()
+        if now - self._last_step[1] < self.unreachable_grace:
+            return []
+        return [
+            name
+            for name, view in self.views.items()
+            if view.unreachable_since is not None and now - view.unreachable_since >= self.unreachable_grace
+        ]
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """For each node the byte of its log from which another follower can go on."""
+        return {name: view.cursor.offset for name, view in self.views.items()}
+
+    async def _stop_peers_of_failed(self) -> None:
+        """A gang lives and dies together: when one job ended badly, the others are asked to stop, once."""
+        failed = [name for name, view in self.views.items() if view.ended and not ended_well(self.states[name])]
+        if failed:
+            rest = [name for name in self.views if name not in self._stop_sent and not self.views[name].ended]
+            await self.stop(f"{failed[0]} failed", rest)
+
+    async def stop(self, reason: str, names: list[str] | None = None) -> None:
+        """Asks the supervisors to end their jobs; returns when they have been asked, not when the jobs are gone."""
+        requests = {
+            name: StopRequest(workdir=self.group.sessions[name].workdir, job_id=self.job_id, reason=reason)
+            for name in (self.views if names is None else names)
+        }
+        replies, _ = await self.group.call_each("stop", requests, StopReply, timeout=30.0)
+        self._stop_sent |= set(replies)

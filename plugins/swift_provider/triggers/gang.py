@@ -1,0 +1,190 @@
+"""The trigger that follows a gang while its task is deferred: one per run, whatever the number of nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from swift_provider.hooks.nodes import NodesHook
+from swift_provider.planning.plan import NodePlan
+from swift_provider.triggers.follower import GangFollower
+
+#: XCom key of the live progress; the run page and the REST API read it while the task is deferred.
+XCOM_PROGRESS = "progress"
+#: Airflow 3.3 can fail a deferred task whose trigger fires within seconds of the deferral (0 of 20 at 5 s).
+FIRST_EVENT_AFTER_S = 6.0
+#: Log lines per call of the task logger: one call per line blocks the triggerer's event loop.
+LINES_PER_RECORD = 50
+
+_KEEP: set[asyncio.Task[None]] = set()
+
+
+class GangTrigger(BaseTrigger):
+    """Follows the jobs of one generation until all have ended, the deadline is over, or a node is lost.
+
+    Args:
+        nodes: the plan's nodes, as JSON.
+        python: interpreter of the training environment on the nodes.
+        job_id: the same on all nodes.
+        deadline: seconds since the epoch, or ``None``.
+        poll_interval: seconds between two looks.
+        unreachable_grace: seconds that a node may be out of reach while the run does not step.
+    """
+
+    def __init__(
+        self,
+        nodes: list[dict[str, Any]],
+        python: str,
+        job_id: str,
+        deadline: float | None = None,
+        poll_interval: float = 5.0,
+        unreachable_grace: float = 600.0,
+    ) -> None:
+        super().__init__()
+        self.nodes, self.python, self.job_id, self.deadline = nodes, python, job_id, deadline
+        self.poll_interval, self.unreachable_grace = poll_interval, unreachable_grace
+        self._follower: GangFollower | None = None
+        self._killing = False
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """What another triggerer needs to go on."""
+        return (
+            "swift_provider.triggers.gang.GangTrigger",
+            {
+                "nodes": self.nodes,
+                "python": self.python,
+                "job_id": self.job_id,
+                "deadline": self.deadline,
+                "poll_interval": self.poll_interval,
+                "unreachable_grace": self.unreachable_grace,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yields exactly one event."""
+        started = time.monotonic()
+        # Connections are looked up first: the first lookup of a triggerer takes seconds, too long inside on_kill.
+        group = await NodesHook([NodePlan(**node) for node in self.nodes], self.python).agroup()
+        offsets = ((await self._last_progress()) or {}).get("log_offsets") or {}
+        follower = GangFollower(group, self.job_id, offsets, self.unreachable_grace)
+        self._follower = follower
+        status = ""
+        while not status:
+            await self._log(await follower.poll())
+            await self._publish(follower)
+            status = self._status(follower)
+            if not status:
+                await asyncio.sleep(self.poll_interval)
+        if status == "ended":
+            await self._log(await follower.drain())
+            await self._publish(follower)
+        await asyncio.sleep(max(0.0, FIRST_EVENT_AFTER_S - (time.monotonic() - started)))
+        yield TriggerEvent(self._event(status, follower))
+
+    def _status(self, follower: GangFollower) -> str:
+        if follower.over:
+            return "ended"
+        if self.deadline is not None and time.time() > self.deadline:
+            return "deadline"
+        return "lost" if follower.lost_nodes else ""
+
+    def _event(self, status: str, follower: GangFollower) -> dict[str, Any]:
+        progress = follower.progress
+        return {
+            "status": status,
+            "job_id": self.job_id,
+            "states": {name: asdict(state) for name, state in follower.states.items()},
+            "tails": {name: list(view.tail) for name, view in follower.views.items()},
+            "problems": {name: view.problem for name, view in follower.views.items() if view.problem},
+            "lost_nodes": follower.lost_nodes,
+            "solo_world": [name for name, view in follower.views.items() if view.solo_world],
+            "progress": asdict(progress) if progress else None,
+        }
+
+    async def _log(self, lines: dict[str, list[str]]) -> None:
+        for name, new in lines.items():
+            for start in range(0, len(new), LINES_PER_RECORD):
+                block = new[start : start + LINES_PER_RECORD]
+                self.log.info("%s", "\n".join(f"[{name}] {line}" for line in block))
+                await asyncio.sleep(0)
+
+    async def _publish(self, follower: GangFollower) -> None:
+        progress = follower.progress
+        value = {
+            "updated_at": time.time(),
+            "job_id": self.job_id,
+            "progress": asdict(progress) if progress else None,
+            "nodes": {
+                name: {
+                    "phase": state.phase,
+                    "checkpoints": state.checkpoints,
+                    "log_bytes": state.log_bytes,
+                    "problem": follower.views[name].problem,
+                }
+                for name, state in follower.states.items()
+            },
+            "log_offsets": follower.offsets,
+        }
+        try:
+            await BaseXCom.aset(key=XCOM_PROGRESS, value=value, **self._xcom_address())
+        except Exception as error:  # progress is a courtesy: no failure to show it may end the following
+            self.log.warning("progress could not be written: %s", error)
+
+    async def _last_progress(self) -> dict[str, Any] | None:
+        try:
+            value = await BaseXCom.aget_one(key=XCOM_PROGRESS, **self._xcom_address())
+        except Exception as error:
+            self.log.info("no earlier progress: %s", error)
+            return None
+        return value if isinstance(value, dict) and value.get("job_id") == self.job_id else None
+
+    def _xcom_address(self) -> dict[str, Any]:
+        ti = self.task_instance
+        map_index = ti.map_index if ti.map_index is not None else -1
+        return {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "map_index": map_index}
+
+    async def on_kill(self) -> None:
+        """A user marked the task or cleared it: every process of the job on every node ends.
+
+        Airflow cancels this method again about once a second, so the work runs in a task of its own.
+        """
+        self._killing = True
+        work = asyncio.ensure_future(self._stop_everywhere())
+        _KEEP.add(work)
+        work.add_done_callback(_KEEP.discard)
+        while not work.done():
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                continue
+
+    async def _stop_everywhere(self) -> None:
+        follower = self._follower
+        if follower is None:
+            group = await NodesHook([NodePlan(**node) for node in self.nodes], self.python).agroup()
+            follower = GangFollower(group, self.job_id)
+        await follower.stop(cancel_reason(self.task_instance.try_number))
+        self.log.info("asked every node to stop job %s", self.job_id)
+        await follower.group.close()
+
+    async def cleanup(self) -> None:
+        """Lets go of the connections, never of the training: this also runs when a triggerer shuts down."""
+        if self._follower is not None and not self._killing:
+            await self._follower.group.close()
+
+
+def cancel_reason(try_number: int) -> str:
+    """The stop reason of a user's cancel; the try tells a cleared task's successor that it was not meant."""
+    return f"cancelled in try {try_number}"
+
+
+def cancelled_try(reason: str | None) -> int | None:
+    """The try that a stop reason of :func:`cancel_reason` names."""
+    head, _, number = (reason or "").rpartition(" ")
+    return int(number) if head == "cancelled in try" and number.isdigit() else None
