@@ -46,7 +46,7 @@ class GangTrigger(BaseTrigger):
         poll_interval: float = 5.0,
         unreachable_grace: float = 600.0,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nodes, self.python, self.job_id, self.deadline = nodes, python, job_id, deadline
         self.poll_interval, self.unreachable_grace = poll_interval, unreachable_grace
         self._follower: GangFollower | None = None
@@ -76,16 +76,16 @@ class GangTrigger(BaseTrigger):
         self._follower = follower
         status = ""
         while not status:
-            await self._log(await follower.poll())
+            await self._write_log(await follower.poll())
             await self._publish(follower)
             status = self._status(follower)
             if not status:
                 await asyncio.sleep(self.poll_interval)
         if status == "ended":
-            await self._log(await follower.drain())
+            await self._write_log(await follower.drain())
             await self._publish(follower)
         await asyncio.sleep(max(0.0, FIRST_EVENT_AFTER_S - (time.monotonic() - started)))
-        yield TriggerEvent(self._event(status, follower))
+        yield TriggerEvent(self._event(status, follower))  # type: ignore[no-untyped-call]
 
     def _status(self, follower: GangFollower) -> str:
         if follower.over:
@@ -107,7 +107,7 @@ class GangTrigger(BaseTrigger):
             "progress": asdict(progress) if progress else None,
         }
 
-    async def _log(self, lines: dict[str, list[str]]) -> None:
+    async def _write_log(self, lines: dict[str, list[str]]) -> None:
         for name, new in lines.items():
             for start in range(0, len(new), LINES_PER_RECORD):
                 block = new[start : start + LINES_PER_RECORD]
@@ -144,8 +144,14 @@ class GangTrigger(BaseTrigger):
             return None
         return value if isinstance(value, dict) and value.get("job_id") == self.job_id else None
 
+    @property
+    def _identity(self) -> Any:
+        if self.task_instance is None:
+            raise RuntimeError("this trigger runs for a task only, not for an asset")
+        return self.task_instance
+
     def _xcom_address(self) -> dict[str, Any]:
-        ti = self.task_instance
+        ti = self._identity
         map_index = ti.map_index if ti.map_index is not None else -1
         return {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "map_index": map_index}
 
@@ -169,7 +175,7 @@ class GangTrigger(BaseTrigger):
         if follower is None:
             group = await NodesHook([NodePlan(**node) for node in self.nodes], self.python).agroup()
             follower = GangFollower(group, self.job_id)
-        await follower.stop(cancel_reason(self.task_instance.try_number))
+        await follower.stop(cancel_reason(self._identity.try_number))
         self.log.info("asked every node to stop job %s", self.job_id)
         await follower.group.close()
 

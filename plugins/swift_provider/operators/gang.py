@@ -1,0 +1,175 @@
+"""What the train operator does with a gang before it defers: look, start, wait for an end. No Airflow context here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from swift_provider.exceptions import GangStartFailed, NodeBusy, TrainingError
+from swift_provider.hooks.nodes import NodeGroup
+from swift_provider.planning.gang import GangHandle, describe_end
+from swift_provider.planning.launch import job_spec
+from swift_provider.planning.plan import LaunchPlan
+from trainer.checkpoints import judge, merge
+from trainer.protocol import (
+    CheckpointsReply,
+    CheckpointsRequest,
+    JobState,
+    Owner,
+    Phase,
+    StartReply,
+    StartRequest,
+    StartResult,
+    StatusReply,
+    StatusRequest,
+    StopReply,
+    StopRequest,
+    Verdict,
+)
+
+log = logging.getLogger(__name__)
+
+#: Beyond the grace between TERM and KILL: the sweep, the last state, and the way to us (seconds).
+STOP_MARGIN_S = 30.0
+POLL_S = 1.0
+
+
+class Gang:
+    """The jobs of one run, over an open :class:`NodeGroup`.
+
+    Args:
+        plan: of the run.
+        group: its nodes.
+        owner: who the leases belong to.
+        staged: for each node, location → path.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, group: NodeGroup, owner: Owner, staged: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        self.plan, self.group, self.owner, self.staged = plan, group, owner, staged
+
+    async def states(self, job_id: str) -> dict[str, JobState]:
+        """The proven state of the job on every node.
+
+        Raises:
+            TrainingError: a node did not answer; nothing can be concluded.
+        """
+        requests = {node.name: StatusRequest(workdir=node.workdir, job_id=job_id) for node in self.plan.nodes}
+        replies = await self.group.call_all("status", requests, StatusReply)
+        return {name: reply.state for name, reply in replies.items()}
+
+    async def start(self, handle: GangHandle, resume_from: str | None) -> dict[str, JobState]:
+        """Starts the job on every node, or attaches to it where it is there already.
+
+        If one node cannot, what this call started on the others is stopped again.
+
+        Raises:
+            NodeBusy: a node's lease is with another job.
+            GangStartFailed: a node could not start its job.
+            TrainingError: a node did not answer.
+        """
+        requests = {
+            node.name: StartRequest(
+                workdir=node.workdir,
+                spec=job_spec(
+                    self.plan,
+                    node,
+                    job_id=handle.job_id,
+                    owner=self.owner,
+                    staged=self.staged.get(node.name, {}),
+                    resume_from=resume_from,
+                    deadline=handle.deadline,
+                ),
+            )
+            for node in self.plan.nodes
+        }
+        replies, errors = await self.group.call_each("start", requests, StartReply)
+        failure = _start_failure(replies, errors)
+        if failure is not None:
+            started = [name for name, reply in replies.items() if reply.result == StartResult.STARTED]
+            await self.stop(handle.job_id, "the gang could not start", started + list(errors))
+            raise failure
+        for name, reply in replies.items():
+            log.info("%s: %s job %s", name, reply.result, handle.job_id)
+        return {name: reply.state for name, reply in replies.items() if reply.state is not None}
+
+    async def stop(self, job_id: str, reason: str, names: list[str] | None = None) -> dict[str, TrainingError]:
+        """Asks for the end of the job on the named nodes (default: all); returns the errors of those not reached."""
+        workdirs = {node.name: node.workdir for node in self.plan.nodes}
+        requests = {
+            name: StopRequest(workdir=workdirs[name], job_id=job_id, reason=reason, grace_s=self.plan.grace)
+            for name in (workdirs if names is None else names)
+        }
+        _, errors = await self.group.call_each("stop", requests, StopReply)
+        return errors
+
+    async def wait_until_over(self, job_id: str) -> dict[str, JobState]:
+        """Waits until no process of the job is left anywhere.
+
+        Raises:
+            GangStartFailed: something is still there after the grace and a margin.
+        """
+        limit = time.monotonic() + self.plan.grace + STOP_MARGIN_S
+        while True:
+            states = await self.states(job_id)
+            alive = {name: state for name, state in states.items() if state.phase in Phase.ALIVE}
+            if not alive:
+                return states
+            if time.monotonic() > limit:
+                names = ", ".join(alive)
+                raise GangStartFailed(f"job {job_id} does not end on {names}; look at its processes there")
+            await asyncio.sleep(POLL_S)
+
+    async def newest_complete_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint from which this gang can resume, if there is one."""
+        requests = {node.name: CheckpointsRequest(output_dir=node.output_dir) for node in self.plan.nodes}
+        replies = await self.group.call_all("checkpoints", requests, CheckpointsReply)
+        judged = [judge(union.listing) for union in merge({n: r.checkpoints for n, r in replies.items()})]
+        complete = [item for item in judged if item.verdict == Verdict.COMPLETE]
+        if not complete:
+            return None
+        newest = max(complete, key=lambda item: item.step)
+        return f"{self.plan.nodes[0].output_dir}/{newest.name}"
+
+
+def _start_failure(replies: Mapping[str, StartReply], errors: Mapping[str, TrainingError]) -> TrainingError | None:
+    busy = [
+        f"{name}: busy with {_describe_holder(reply)}"
+        for name, reply in replies.items()
+        if reply.result == StartResult.BUSY
+    ]
+    failed = [f"{name}: {reply.error}" for name, reply in replies.items() if reply.result == StartResult.FAILED]
+    if failed:
+        return GangStartFailed("\n".join(failed + busy + [str(error) for error in errors.values()]))
+    if errors:
+        first = next(iter(errors.values()))
+        return type(first)("\n".join([str(error) for error in errors.values()] + busy))
+    return NodeBusy("\n".join(busy)) if busy else None
+
+
+def _describe_holder(reply: StartReply) -> str:
+    holder = reply.holder
+    if holder is None:
+        return "another job"
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.since))
+    owner = holder.owner
+    return f"dag {owner.dag_id}, run {owner.run_id} of {owner.origin or 'an unknown Airflow'} since {since}"
+
+
+def result_of(handle: GangHandle, plan: LaunchPlan, states: Mapping[str, JobState]) -> dict[str, Any]:
+    """What the train task returns: where the checkpoints are and how far the training came."""
+    progress = max((s.progress for s in states.values() if s.progress), key=lambda p: p.step, default=None)
+    names = {name for state in states.values() for name in state.checkpoints}
+    return {
+        "job_id": handle.job_id,
+        "generation": handle.generation,
+        "output_dir": plan.nodes[0].output_dir,
+        "step": progress.step if progress else None,
+        "loss": progress.loss if progress else None,
+        "checkpoints": sorted(names, key=lambda name: int(name.rpartition("-")[2])),
+        "ends": [describe_end(name, state) for name, state in states.items()],
+    }

@@ -1,0 +1,109 @@
+"""``preflight``: is every node fit to train? One table with all faults of all nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import secrets
+import time
+from typing import Any
+
+from airflow.sdk import Context
+
+from swift_provider.exceptions import PreflightFailed, TrainingError
+from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.operators.base import PlanConsumer
+from swift_provider.planning.checks import FAIL, WARN, Check, NodeFacts, check_nodes, required_packages
+from swift_provider.planning.plan import LaunchPlan
+from trainer.protocol import ListenReply, ListenRequest, ProbeReply, ProbeRequest, ReachReply, ReachRequest
+
+REACH_TIMEOUT_S = 15.0
+
+
+class PreflightOperator(PlanConsumer):
+    """Probes all nodes at once and returns what it found; fails with a table of every fault and its fix.
+
+    Args:
+        plan: see :class:`~swift_provider.operators.base.PlanConsumer`.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """See the class.
+
+        Raises:
+            PreflightFailed: at least one check failed.
+        """
+        plan = self.launch_plan
+        group = NodesHook.for_plan(plan).group()
+        facts, errors = asyncio.run(_gather_facts(plan, group))
+        checks = check_nodes(plan, facts, {name: str(error) for name, error in errors.items()})
+        failed = [check for check in checks if check.level == FAIL]
+        if failed:
+            raise PreflightFailed(f"{len(failed)} faults on the nodes\n{render(checks)}")
+        self.log.info("preflight\n%s", render(checks))
+        return {
+            "packages": {name: fact.probe.packages for name, fact in facts.items()},
+            "warnings": [f"{check.node}: {check.name}: {check.found}" for check in checks if check.level == WARN],
+        }
+
+
+async def _gather_facts(plan: LaunchPlan, group: NodeGroup) -> tuple[dict[str, NodeFacts], dict[str, TrainingError]]:
+    async with group:
+        # The first call logs in and ships the agent, so that the second measures the clock and not the handshake.
+        requests = {
+            node.name: ProbeRequest(
+                workdir=node.workdir,
+                packages=required_packages(plan),
+                shared_dir=plan.nodes[0].output_dir.rsplit("/runs/", 1)[0] if plan.shared else None,
+            )
+            for node in plan.nodes
+        }
+        await group.call_each("probe", requests, ProbeReply)
+        before = time.time()
+        probes, errors = await group.call_each("probe", requests, ProbeReply)
+        middle = (before + time.time()) / 2
+        reach: dict[str, str | None] = {}
+        if len(plan.nodes) > 1 and plan.nodes[0].name in probes:
+            held_by_us = _held_by_this_run(plan, probes[plan.nodes[0].name])
+            reach = {} if held_by_us else await _check_rendezvous(plan, group, list(probes))
+    facts = {name: NodeFacts(probe, probe.clock - middle, reach.get(name)) for name, probe in probes.items()}
+    return facts, errors
+
+
+def _held_by_this_run(plan: LaunchPlan, probe: ProbeReply) -> bool:
+    """A cleared preflight may find its own training running: then the port is taken, and rightly."""
+    owner = probe.holder.owner if probe.holder else None
+    return owner is not None and (owner.dag_id, owner.run_id) == (plan.dag_id, plan.run_id)
+
+
+async def _check_rendezvous(plan: LaunchPlan, group: NodeGroup, names: list[str]) -> dict[str, str | None]:
+    """The first node listens on the master port; every node calls it by the address that the ranks will use."""
+    master, nonce = plan.nodes[0].name, secrets.token_hex(16)
+    listen = ListenRequest(port=plan.master_port, nonce=nonce, expect=len(names), timeout_s=REACH_TIMEOUT_S)
+    reach = ReachRequest(
+        host=plan.master_address, port=plan.master_port, nonce=nonce, timeout_s=REACH_TIMEOUT_S * 2 / 3
+    )
+    (heard, listen_errors), (replies, errors) = await asyncio.gather(
+        group.call_each("listen", {master: listen}, ListenReply),
+        group.call_each("reach", dict.fromkeys(names, reach), ReachReply),
+    )
+    result: dict[str, str | None] = {name: reply.error for name, reply in replies.items()}
+    result |= {name: str(error) for name, error in errors.items()}
+    listen_error = heard[master].error if master in heard else str(listen_errors[master])
+    if listen_error:
+        result[master] = listen_error
+    return result
+
+
+def render(checks: list[Check]) -> str:
+    """The table as text, failed lines first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "node", "check", "found", "fix", box=None, pad_edge=False)
+    order = {FAIL: 0, WARN: 1}
+    for check in sorted(checks, key=lambda check: order.get(check.level, 2)):
+        table.add_row(check.level, check.node, check.name, check.found, check.fix)
+    out = io.StringIO()
+    Console(file=out, width=200, color_system=None, markup=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -1,0 +1,236 @@
+"""``train``: one gang per run, started once, followed without holding a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from swift_provider.exceptions import (
+    DeadlineExceeded,
+    NodeLost,
+    TrainingError,
+    TrainingFailed,
+    TrainingStopped,
+)
+from swift_provider.hooks.nodes import NodesHook
+from swift_provider.operators.base import PlanConsumer
+from swift_provider.operators.gang import Gang, result_of
+from swift_provider.planning.gang import GangHandle, Step, describe_end, ended_well, first_failure, next_step
+from swift_provider.planning.names import digest, job_id
+from swift_provider.planning.plan import LaunchPlan
+from swift_provider.settings import origin
+from swift_provider.triggers.gang import GangTrigger, cancelled_try
+from trainer import protocol
+from trainer.protocol import JobState, Owner, Phase
+
+#: Key of the gang's handle in Airflow's task state, which survives retries and clears.
+STATE_KEY = "gang"
+STOP_REASON_DEADLINE = "deadline"
+
+
+class TrainOperator(PlanConsumer):
+    """Starts the gang of a run, or finds it again, defers, and ends with a verdict.
+
+    A retry, a cleared task and the successor of a dead worker all arrive at the same job id: they attach to a
+    training that runs, return the result of one that has ended well, and otherwise start the next generation from
+    the newest complete checkpoint. The training runs detached on the nodes; no Airflow component needs to live
+    while it does. Marking the task failed or successful, or clearing it, ends the training on every node.
+
+    Args:
+        plan: see :class:`~swift_provider.operators.base.PlanConsumer`.
+        staged: what ``StageOperator`` returned.
+        poll_interval: seconds between two looks at the nodes.
+        unreachable_grace: seconds that a node may be out of reach, while the run does not step, before it is lost.
+    """
+
+    template_fields: Sequence[str] = ("plan", "staged")
+
+    def __init__(
+        self, *, staged: Any = None, poll_interval: float = 5.0, unreachable_grace: float = 600.0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.staged = staged
+        self.poll_interval, self.unreachable_grace = poll_interval, unreachable_grace
+        self._started: tuple[LaunchPlan, str] | None = None
+
+    def execute(self, context: Context) -> Any:
+        """Starts or finds the gang, then defers.
+
+        Raises:
+            NodeBusy: a node trains something else.
+            GangStartFailed: a node could not start its job.
+            DeadlineExceeded: ``max_runtime`` was over before this try began.
+            TrainingError: a node did not answer.
+        """
+        plan = self.launch_plan
+        handle = self._load_handle(context, plan)
+        if handle.deadline is not None and time.time() > handle.deadline:
+            raise DeadlineExceeded(f"max_runtime of {plan.max_runtime:g} s is over")
+        handle, result = asyncio.run(self._attach_or_start(context, plan, handle))
+        if result is not None:
+            return result
+        self._started = None  # from here on the trigger sees to a cancel
+        self.defer(
+            trigger=GangTrigger(
+                nodes=[node.model_dump(mode="json") for node in plan.nodes],
+                python=plan.python,
+                job_id=handle.job_id,
+                deadline=handle.deadline,
+                poll_interval=self.poll_interval,
+                unreachable_grace=self.unreachable_grace,
+            ),
+            method_name="execute_complete",
+            timeout=None,
+        )
+
+    async def _attach_or_start(
+        self, context: Context, plan: LaunchPlan, handle: GangHandle
+    ) -> tuple[GangHandle, dict[str, Any] | None]:
+        """The handle of a gang that runs now; or, with it, the result of one that has already ended well."""
+        group = self._group(plan)
+        async with group:
+            gang = Gang(plan, group, self._owner(context), self.staged or {})
+            states = await gang.states(handle.job_id)
+            step = next_step(states)
+            if step is Step.WAIT:
+                self.log.info("job %s is being stopped; waiting until it is gone", handle.job_id)
+                states, step = await gang.wait_until_over(handle.job_id), Step.NEXT
+            if step is Step.FINISHED:
+                self.log.info("job %s has already ended well; nothing is started", handle.job_id)
+                self._store(context, handle, finished=True)
+                return handle, result_of(handle, plan, states)
+            resume_from = None
+            if step is Step.NEXT:
+                handle, resume_from = await self._next_generation(context, plan, handle, gang, states)
+            self._started = (plan, handle.job_id)
+            await gang.start(handle, resume_from)
+        return handle, None
+
+    async def _next_generation(
+        self, context: Context, plan: LaunchPlan, handle: GangHandle, gang: Gang, states: Mapping[str, JobState]
+    ) -> tuple[GangHandle, str | None]:
+        for name, state in states.items():
+            if state.phase != Phase.ABSENT:
+                self.log.info("generation %d: %s", handle.generation, describe_end(name, state))
+        await gang.stop(handle.job_id, "superseded")
+        await gang.wait_until_over(handle.job_id)
+        handle = self._new_handle(context, plan, handle.generation + 1, handle.deadline)
+        self._store(context, handle)
+        resume_from = await gang.newest_complete_checkpoint()
+        self.log.info("generation %d starts from %s", handle.generation, resume_from or "the beginning")
+        return handle, resume_from
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
+        """What the trigger saw becomes a result or one typed exception.
+
+        Raises:
+            TrainingFailed: the training ended with an error, or its ranks did not form one world.
+            TrainingStopped: somebody stopped it on a node.
+            DeadlineExceeded: ``max_runtime`` is over; the gang was stopped.
+            NodeLost: a node's supervisor is dead, or the node was out of reach for too long.
+        """
+        plan = self.launch_plan
+        handle = self._load_handle(context, plan)
+        states = {name: protocol.from_dict(JobState, state) for name, state in event["states"].items()}
+        if event["status"] == "deadline":
+            self._stop(plan, handle.job_id, STOP_REASON_DEADLINE)
+            raise DeadlineExceeded(f"max_runtime of {plan.max_runtime:g} s is over; the training was stopped")
+        if event["status"] == "lost":
+            self._stop(plan, handle.job_id, "node lost")
+            raise NodeLost("out of reach for too long: " + "; ".join(event["problems"].values()))
+        if event["solo_world"]:
+            raise TrainingFailed(
+                "the ranks did not form one world, each trained alone: "
+                f"seen on {', '.join(event['solo_world'])}; check NNODES, MASTER_ADDR and, on CPU clusters, use_cpu"
+            )
+        if all(ended_well(state) for state in states.values()):
+            self._store(context, handle, finished=True)
+            return result_of(handle, plan, states)
+        failure = first_failure(states)
+        if failure is None:
+            raise TrainingFailed(f"unexpected end of job {handle.job_id}: {event}")
+        superseded = cancelled_try(failure[1].stop_reason)
+        if superseded is not None and superseded < context["ti"].try_number:
+            self.log.info("%s was meant for an earlier try of this task; starting again", failure[1].stop_reason)
+            return self.execute(context)
+        raise failure_of(failure, states, event["tails"])
+
+    def on_kill(self) -> None:
+        """The task is ended while it starts its gang: what was started is stopped."""
+        if self._started is not None:
+            plan, started_job = self._started
+            self._stop(plan, started_job, "cancelled while starting")
+
+    def _stop(self, plan: LaunchPlan, stopped_job: str, reason: str) -> None:
+        group = self._group(plan)
+
+        async def stop() -> dict[str, TrainingError]:
+            async with group:
+                return await Gang(plan, group, Owner(), {}).stop(stopped_job, reason)
+
+        for name, error in asyncio.run(stop()).items():
+            self.log.warning("%s was not reached to stop job %s: %s", name, stopped_job, error)
+
+    def _group(self, plan: LaunchPlan) -> Any:
+        return NodesHook.for_plan(plan).group()
+
+    def _owner(self, context: Context) -> Owner:
+        ti = context["ti"]
+        return Owner(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, origin=origin())
+
+    def _load_handle(self, context: Context, plan: LaunchPlan) -> GangHandle:
+        """The stored handle; a new one is stored before it is used, so that no crash can double a gang."""
+        handle = GangHandle.from_json(context["task_state_store"].get(STATE_KEY))
+        if handle is not None and handle.plan_hash == _plan_hash(plan):
+            return handle
+        if handle is None:
+            deadline = time.time() + plan.max_runtime if plan.max_runtime else None
+            handle = self._new_handle(context, plan, 1, deadline)
+        else:
+            self.log.info("the plan has changed since generation %d", handle.generation)
+            handle = self._new_handle(context, plan, handle.generation + 1, handle.deadline)
+        self._store(context, handle)
+        return handle
+
+    def _new_handle(self, context: Context, plan: LaunchPlan, generation: int, deadline: float | None) -> GangHandle:
+        ti = context["ti"]
+        map_index = ti.map_index if ti.map_index is not None else -1
+        return GangHandle(
+            generation=generation,
+            job_id=job_id(ti.dag_id, ti.run_id, ti.task_id, map_index, generation),
+            plan_hash=_plan_hash(plan),
+            deadline=deadline,
+        )
+
+    def _store(self, context: Context, handle: GangHandle, finished: bool = False) -> None:
+        context["task_state_store"].set(STATE_KEY, {**handle.to_json(), "finished": finished})
+
+
+def _plan_hash(plan: LaunchPlan) -> str:
+    return digest(plan.model_dump_json())
+
+
+def failure_of(
+    failure: tuple[str, JobState], states: Mapping[str, JobState], tails: Mapping[str, Sequence[str]]
+) -> TrainingError:
+    """The exception for a gang that ended badly, with the first cause and the lines that show it."""
+    node, state = failure
+    text = "\n".join(
+        [
+            f"first to end was {describe_end(node, state)}",
+            *(describe_end(name, other) for name, other in states.items() if name != node),
+            f"last lines of {node}:",
+            *(f"  {line}" for line in tails.get(node, [])[-20:]),
+        ]
+    )
+    if state.phase == Phase.LOST:
+        return NodeLost(text)
+    if state.stop_reason == STOP_REASON_DEADLINE:
+        return DeadlineExceeded(text)
+    if state.stop_reason:
+        return TrainingStopped(text)
+    return TrainingFailed(text)
