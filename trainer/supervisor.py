@@ -26,7 +26,7 @@ from trainer.ranks import RankWatch
 TICK_S = 0.25  # longest sleep; the end of a child or of a rank and a signal wake it at once
 KILL_TICK_S = 0.02
 STATE_S = 1.0  # between two writes of state.json
-SCAN_S = 2.0  # between two looks at the process tree
+SCAN_S = 2.0  # between two looks at the process tree; at the beginning, when the tree grows, more often
 LINGER_S = 5.0  # that daemons may outlive the training process
 RANK_PATIENCE_S = 2.5  # that the launcher has to end by itself after one of its ranks died
 RANK_GRACE_S = 2.0  # between TERM and KILL after that
@@ -58,6 +58,7 @@ class Supervisor:
         self._ranks = RankWatch(self._poll, job.log)
         self._progress = ProgressReader(os.path.join(spec.output_dir, "logging.jsonl")) if spec.output_dir else None
         self._checkpoints = CheckpointWatch(spec.output_dir)
+        self._began = time.monotonic()
         self._child_pid = 0
         self._child_ended: Optional[float] = None  # monotonic, like all that follow
         self._stop: Optional[Stop] = None
@@ -107,7 +108,7 @@ class Supervisor:
     # -- the middle -------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Run until no process of the job is left, then write the last state."""
+        """Run until no process of the job is left, that is, until the node may be given to another job."""
         while True:
             self._sleep()
             self._ranks.check()
@@ -120,7 +121,11 @@ class Supervisor:
             if now >= self._next_state:
                 self._look()
                 self._write_state()
-        self._finish()
+        # Marked processes outside the tree exist only if something adopted them; nothing may outlive the lease.
+        killed, self._state.survivors = process.kill_until_empty(
+            lambda: process.marked(self._node.workdir, self._spec.job_id)
+        )
+        self._state.killed = len(self._killed) + killed
 
     def _sleep(self) -> None:
         self._poll.poll(1000 * (KILL_TICK_S if self._kill_at is not None else TICK_S))
@@ -144,7 +149,7 @@ class Supervisor:
                     self._state.exit_code = os.WEXITSTATUS(status)
 
     def _scan(self, now: float) -> None:
-        self._next_scan = now + SCAN_S
+        self._next_scan = now + min(SCAN_S, 0.25 + (now - self._began) / 10)
         processes = process.table()
         tree = process.descendants([os.getpid()], processes)
         self._ranks.update(tree, processes)
@@ -214,12 +219,8 @@ class Supervisor:
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        # Marked processes outside the tree exist only if something adopted them; nothing may outlive the lease.
-        killed, self._state.survivors = process.kill_until_empty(
-            lambda: process.marked(self._node.workdir, self._spec.job_id)
-        )
-        self._state.killed = len(self._killed) + killed
+    def finish(self) -> None:
+        """Write how the job ended."""
         self._look()
         ended_by_itself = self._stop is None and self._state.signal is None
         self._state.phase = Phase.EXITED if ended_by_itself else Phase.KILLED
@@ -282,10 +283,13 @@ def supervise(workdir: str, job_id: str, lease: int, ready: int) -> int:
         supervisor = Supervisor(node, job, spec)
         supervisor.start()
     except Exception as error:
+        os.close(lease)
         _answer(ready, f"cannot start the training: {error}")
         return 1
     _answer(ready, "ok")
     supervisor.follow()
+    os.close(lease)  # before the last state: whoever reads that the job ended may use the node at once
+    supervisor.finish()
     return 0
 
 

@@ -1,0 +1,114 @@
+"""A node in a temporary folder: real processes, real locks, and nothing left when the test is over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import jobs, process, protocol
+from trainer.bundle import agent_bundle
+from trainer.paths import NodePaths
+from trainer.protocol import JobSpec, JobState, Phase, StartReply, StartRequest, StatusRequest, StopReply, StopRequest
+
+
+class Node:
+    """One node's work folder and short ways to say what a caller says."""
+
+    def __init__(self, workdir: Path, agent: Path) -> None:
+        self.workdir = str(workdir)
+        self.paths = NodePaths(self.workdir)
+        self.agent = agent
+
+    def spec(self, code: str, job_id: str = "job", **more: Any) -> JobSpec:
+        """A job that runs ``code`` in a bare Python."""
+        return JobSpec(job_id=job_id, argv=[sys.executable, "-u", "-S", "-E", "-c", code], **more)
+
+    def start(self, code: str, job_id: str = "job", **more: Any) -> StartReply:
+        return jobs.start(StartRequest(self.workdir, self.spec(code, job_id, **more)))
+
+    def stop(self, job_id: str = "job", wait_s: float = 20.0, **more: Any) -> StopReply:
+        return jobs.stop(StopRequest(self.workdir, job_id, wait_s=wait_s, **more))
+
+    def status(self, job_id: str = "job", **more: Any) -> protocol.StatusReply:
+        return jobs.status(StatusRequest(self.workdir, job_id, **more))
+
+    def state(self, job_id: str = "job") -> JobState:
+        return self.status(job_id).state
+
+    def wait(self, job_id: str = "job", timeout_s: float = 20.0) -> JobState:
+        """The state of the job once it has ended."""
+        self.until(lambda: self.state(job_id).phase in Phase.ENDED, timeout_s)
+        return self.state(job_id)
+
+    def log(self, job_id: str = "job") -> bytes:
+        return Path(self.paths.job(job_id).log).read_bytes()
+
+    def alive(self) -> set[int]:
+        """The pids of this node's marked processes."""
+        return {identity.pid for identity in process.marked(self.workdir)}
+
+    @staticmethod
+    def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+        """Wait for the condition; fail the test when it does not come true."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.02)
+
+    def verb(self, verb: str, request: Any, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+        """Run a verb as the control side does: the zipapp, JSON in, JSON out."""
+        return self.popen(verb, request, python, wait=True)
+
+    def popen(self, verb: str, request: Any, python: str = sys.executable, wait: bool = False) -> Any:
+        text = request if isinstance(request, str) else json.dumps(protocol.to_dict(request))
+        command = [python, "-I", str(self.agent), verb]
+        if wait:
+            return subprocess.run(command, input=text, capture_output=True, text=True, cwd="/", timeout=60)
+        child = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, cwd="/")
+        assert child.stdin is not None
+        child.stdin.write(text)
+        child.stdin.close()
+        return child
+
+    def clean_up(self) -> None:
+        """Stop what the test left running; afterwards nothing may be there."""
+        for state in jobs.jobs(protocol.JobsRequest(self.workdir)).jobs:
+            if state.phase not in Phase.ENDED or state.phase == Phase.LOST:
+                self.stop(state.job_id, grace_s=0.0)
+        process.kill_until_empty(lambda: process.marked(self.workdir))
+
+
+@pytest.fixture(scope="session")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zipapp, as it lies on a node."""
+    digest, data = agent_bundle()
+    path = tmp_path_factory.mktemp("agent") / f"{digest}.pyz"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, agent: Path) -> Iterator[Callable[[str], Node]]:
+    """Any number of nodes on this machine."""
+    nodes: list[Node] = []
+
+    def make(name: str) -> Node:
+        nodes.append(Node(tmp_path / name, agent))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.clean_up()
+
+
+@pytest.fixture
+def node(make_node: Callable[[str], Node]) -> Node:
+    """One node."""
+    return make_node("node")
