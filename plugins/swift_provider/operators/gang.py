@@ -88,6 +88,10 @@ class Gang:
             for node in self.plan.nodes
         }
         replies, errors = await self.group.call_each("start", requests, StartReply)
+        older = self._older_generations(replies, handle)
+        if older:
+            await self._fence(older)
+            replies, errors = await self.group.call_each("start", requests, StartReply)
         failure = _start_failure(replies, errors)
         if failure is not None:
             started = [name for name, reply in replies.items() if reply.result == StartResult.STARTED]
@@ -96,6 +100,23 @@ class Gang:
         for name, reply in replies.items():
             log.info("%s: %s job %s", name, reply.result, handle.job_id)
         return {name: reply.state for name, reply in replies.items() if reply.state is not None}
+
+    def _older_generations(self, replies: Mapping[str, StartReply], handle: GangHandle) -> set[str]:
+        """Jobs of this same run that still hold a node: a newer generation ends them first."""
+        return {
+            reply.holder.job_id
+            for reply in replies.values()
+            if reply.result == StartResult.BUSY
+            and reply.holder is not None
+            and reply.holder.owner == self.owner
+            and reply.holder.job_id != handle.job_id
+        }
+
+    async def _fence(self, job_ids: set[str]) -> None:
+        for old in sorted(job_ids):
+            log.info("ending job %s of an earlier generation", old)
+            await self.stop(old, "superseded")
+            await self.wait_until_over(old)
 
     async def stop(self, job_id: str, reason: str, names: list[str] | None = None) -> dict[str, TrainingError]:
         """Asks for the end of the job on the named nodes (default: all); returns the errors of those not reached."""

@@ -86,6 +86,7 @@ class TrainOperator(PlanConsumer):
             method_name="execute_complete",
             timeout=None,
         )
+        raise AssertionError("defer() does not return")
 
     async def _attach_or_start(
         self, context: Context, plan: LaunchPlan, handle: GangHandle

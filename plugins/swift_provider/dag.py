@@ -1,0 +1,159 @@
+"""The factory that turns a recipe into a DAG: plan → preflight → stage → train → backup → prune."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, ExceptionRetryPolicy, Param, RetryAction, RetryRule
+
+from swift_provider.config import ConfigError, Recipe, list_recipes, load_cluster, load_recipe
+from swift_provider.operators.backup import BackupOperator
+from swift_provider.operators.plan import PlanOperator
+from swift_provider.operators.preflight import PreflightOperator
+from swift_provider.operators.prune import PruneOperator
+from swift_provider.operators.stage import StageOperator
+from swift_provider.operators.train import TrainOperator
+from swift_provider.planning.params import RUN_PARAMS, RunParam
+from swift_provider.settings import config_dir
+
+_EXCEPTIONS = "swift_provider.exceptions."
+
+
+def _rule(names: list[str], action: RetryAction, reason: str, delay: timedelta | None = None) -> RetryRule:
+    return RetryRule(
+        exception=[_EXCEPTIONS + name if "." not in name else name for name in names],
+        action=action,
+        retry_delay=delay,
+        reason=reason,
+    )
+
+
+#: Which failure is worth another try, and when.
+RETRY_POLICY = ExceptionRetryPolicy(
+    rules=[
+        _rule(["swift_provider.config.errors.ConfigError"], RetryAction.FAIL, "wrong configuration never retries"),
+        _rule(["HostKeyUnknown"], RetryAction.FAIL, "a person has to look at the host key"),
+        _rule(["DeadlineExceeded"], RetryAction.FAIL, "max_runtime is over"),
+        _rule(["TrainingStopped"], RetryAction.FAIL, "somebody stopped it on a node"),
+        _rule(["NodeBusy"], RetryAction.RETRY, "the node trains something else", timedelta(minutes=5)),
+        _rule(["NodeLost"], RetryAction.RETRY, "node lost, resume from the newest checkpoint", timedelta(minutes=2)),
+        _rule(["NodeUnreachable"], RetryAction.RETRY, "node out of reach", timedelta(minutes=1)),
+        _rule(["TrainingFailed"], RetryAction.RETRY, "resume from the newest checkpoint", timedelta(minutes=1)),
+    ]
+)
+
+DOC = """\
+Trains with ms-swift on a cluster of GPU nodes, over SSH, and mirrors the checkpoints to OSS.
+
+**plan** resolves recipe, cluster and parameters · **preflight** checks every node · **stage** puts model and data
+there · **train** starts the gang and follows it, deferred · **backup** mirrors every complete checkpoint and writes
+its manifest last · **prune** applies the retention policy to nodes and bucket.
+"""
+
+
+def build_training_dag(
+    recipe: str | None = None,
+    *,
+    dag_id: str,
+    scheduled: bool = False,
+    pool: str | None = None,
+    retries: int = 2,
+    **dag_arguments: Any,
+) -> DAG:
+    """A training DAG.
+
+    Args:
+        recipe: name of a file in ``include/configs/recipes``, without ``.yaml``; ``None`` lets each run choose.
+        dag_id: the DAG's id.
+        scheduled: follow the recipe's ``schedule``; otherwise the DAG runs when it is triggered.
+        pool: Airflow pool of the train task; default: that of the recipe's cluster. Create it with
+            ``include_deferred``, else a deferred training occupies no slot.
+        retries: tries after the first, for failures that are worth it.
+        dag_arguments: further arguments of :class:`airflow.sdk.DAG`.
+
+    Raises:
+        ConfigError: the recipe is wrong, or is to be scheduled and has no schedule; shows as the DAG's import error.
+    """
+    loaded = load_recipe(recipe, config_dir()) if recipe else None
+    names = list_recipes(config_dir())
+    dag = DAG(
+        dag_id=dag_id,
+        description=(loaded.description if loaded else "") or "Train a recipe on a cluster",
+        schedule=_schedule(loaded, dag_id) if scheduled else None,
+        params=_params(loaded, names),
+        max_active_runs=1 if scheduled else 16,
+        catchup=False,
+        render_template_as_native_obj=True,
+        doc_md=DOC,
+        tags=["swift"],
+        default_args={"retries": retries, "retry_delay": timedelta(minutes=1), "retry_policy": RETRY_POLICY},
+        **dag_arguments,
+    )
+    with dag:
+        plan = PlanOperator(task_id="plan", recipe=recipe or "{{ params.recipe }}")
+        preflight = PreflightOperator(task_id="preflight", plan=plan.output)
+        stage = StageOperator(task_id="stage", plan=plan.output)
+        train = TrainOperator(
+            task_id="train",
+            plan=plan.output,
+            staged=stage.output,
+            pool=pool or _pool(loaded) or "default_pool",
+        )
+        backup = BackupOperator(task_id="backup", plan=plan.output)
+        prune = PruneOperator(task_id="prune", plan=plan.output)
+        plan >> preflight >> stage >> train >> backup >> prune
+    return dag
+
+
+def _schedule(recipe: Recipe | None, dag_id: str) -> str:
+    if recipe is None or recipe.schedule is None:
+        name = recipe.name if recipe else "no recipe"
+        raise ValueError(f'DAG {dag_id} is to be scheduled, but {name} has no schedule; add e.g. schedule: "0 2 * * *"')
+    return recipe.schedule
+
+
+def _pool(recipe: Recipe | None) -> str | None:
+    """The pool of the recipe's cluster; what is wrong with the cluster file is for the plan task to tell."""
+    if recipe is None:
+        return None
+    try:
+        return load_cluster(recipe.cluster, config_dir()).pool
+    except ConfigError:
+        return None
+
+
+def _params(recipe: Recipe | None, names: list[str]) -> dict[str, Param]:
+    params = {param.name: _param(param, recipe) for param in RUN_PARAMS}
+    if recipe is None:
+        choice = Param(
+            names[0] if names else None,
+            type="string" if names else ["null", "string"],
+            enum=names or None,
+            title="Recipe",
+            section="Run",
+            description_md="A file in `include/configs/recipes`.",
+        )
+        params = {"recipe": choice, **params}
+    return params
+
+
+def _param(param: RunParam, recipe: Recipe | None) -> Param:
+    """The form field; its default is the recipe's own value where the recipe is fixed and has one."""
+    default, told = param.default, ""
+    if recipe is not None and param.argument:
+        value = recipe.swift.args.get(param.name)
+        if param.name == "dataset" and isinstance(value, str):
+            value = [value]
+        told = f" The recipe says `{json.dumps(value)}`." if value is not None else ""
+    elif recipe is not None and param.name == "keep_last":
+        told = f" The recipe says `{recipe.checkpoints.keep_last}`."
+    hint = "" if param.name in ("dry_run", "prune_dry_run") else " Empty: as the recipe says."
+    return Param(
+        default,
+        title=param.title,
+        section=param.section,
+        description_md=(param.description + told + hint).strip(),
+        **param.schema,
+    )
