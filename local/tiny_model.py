@@ -33,8 +33,7 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
 def make_model(folder: Path, rows: list[dict[str, object]]) -> int:
     """A Qwen2 of two layers with a byte-level BPE tokenizer trained on ``rows``; returns its number of parameters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM  # noqa: TID253
-    from transformers import set_seed  # noqa: TID253
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
     set_seed(0)
     tokenizer = Tokenizer(models.BPE())

@@ -1,0 +1,61 @@
+# Every command that a developer or CI needs. `make help` lists them.
+PYTHON ?= python3
+VENV := .build/venv
+KEEP ?=
+PY = $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo stop setup test check format lint types contracts unit airflow-tests cluster-tests oss-tests e2e browser bench lock clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## build both environments (once; minutes) and this clone's overlay
+	@$(PYTHON) -m local.envs trainer overlay >/dev/null
+
+demo: setup ## one nightly retraining on this machine; KEEP=1 leaves Airflow up
+	@$(PY) -m local.demo $(if $(KEEP),--keep)
+
+stop: ## end what `make demo KEEP=1` left up
+	@$(PY) -m local.demo --stop
+
+test: ## everything that CI runs, from nothing
+	@bash .ci/run
+
+check: format lint types contracts unit ## what to run before a commit: under a minute
+
+format: ## write code in the project's format
+	@$(PY) -m ruff format -q .
+
+lint: ## ruff, without changing anything
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check -q .
+
+types: ## mypy, strict
+	@$(PY) -m mypy
+
+contracts: ## who may import whom
+	@PYTHONPATH=plugins:. $(VENV)/bin/lint-imports --no-logo 2>/dev/null || PYTHONPATH=plugins:. $(VENV)/bin/lint-imports
+
+unit: ## pure logic, seconds
+	@$(PY) -m pytest -q tests/unit
+
+oss-tests: ## the local OSS server against four foreign clients
+	@$(PY) -m pytest -q tests/oss_server
+
+airflow-tests: ## operators, trigger and DAGs in a real Airflow database
+	@$(PY) -m pytest -q tests/airflow
+
+cluster-tests: ## real sshd on several hosts
+	@$(PY) -m pytest -q tests/cluster
+
+e2e: ## the whole main job through a real Airflow
+	@$(PY) -m pytest -q tests/e2e
+
+browser: ## the UI in a real browser
+	@$(PY) -m pytest -q tests/browser
+
+lock: ## make the locks again from requirements/*.in
+	@for name in airflow dev; do $(VENV)/bin/uv pip compile -q --no-emit-index-url --no-header --no-annotate -p 3.11 requirements/$$name.in -o requirements/$$name.txt; done
+
+clean: ## remove what was built in this clone
+	@rm -rf .build .local-run .mypy_cache .ruff_cache .pytest_cache
