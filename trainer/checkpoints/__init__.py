@@ -1,1 +1,1 @@
-"""Checkpoints: what lies in a folder, and whether it is whole."""
+"""Checkpoints: what lies in a folder (:mod:`scan`), and whether it is whole (:mod:`judge`)."""

@@ -48,9 +48,9 @@ def test_the_training_gets_its_environment_files_folder_and_an_empty_stdin(node)
 import json, os, signal, sys
 ignored = [s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
            if signal.getsignal(s) == signal.SIG_IGN]
-print(json.dumps({'argv': sys.argv[1:], 'A': os.environ['A'], 'mark': os.environ['SWIFT_TRAINER_JOB'], 'cwd': os.getcwd(),
-  'stdin': sys.stdin.read(), 'file': open(sys.argv[1]).read(), 'ignored': ignored, 'sid': os.getsid(0) == os.getpid(),
-  'fds': sorted(os.listdir('/proc/self/fd'))[:-1]}))
+print(json.dumps({'argv': sys.argv[1:], 'A': os.environ['A'], 'mark': os.environ['SWIFT_TRAINER_JOB'],
+  'cwd': os.getcwd(), 'stdin': sys.stdin.read(), 'file': open(sys.argv[1]).read(), 'ignored': ignored,
+  'sid': os.getsid(0) == os.getpid(), 'fds': sorted(os.listdir('/proc/self/fd'))[:-1]}))
 """
     spec = node.spec(code, env={"A": "in {job_dir} with {braces}"}, files={"recipe.yaml": "x: 1 # 学习\n"})
     spec.argv.append("{job_dir}/recipe.yaml")
