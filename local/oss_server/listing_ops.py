@@ -95,7 +95,7 @@ def _token(last: str) -> str:
 
 def _read_token(token: str) -> str:
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as error:
         raise invalid_argument("The continuation token provided is incorrect.", "continuation-token", token) from error
 
