@@ -146,14 +146,16 @@ def ensure_overlay() -> Path:
 
 
 def _copy_script(source: Path, target: Path, base: Path, folder: Path) -> None:
-    """A console script of the shared environment (``airflow``, ``pytest``…) that runs in the overlay."""
-    if target.exists() or not source.is_file() or source.is_symlink():
+    """A command of the shared environment in the overlay: scripts run the overlay's Python, programs are linked."""
+    if target.exists() or not source.is_file() or source.is_symlink() or not os.access(source, os.X_OK):
         return
     content = source.read_bytes()
     shebang = f"#!{python_of(base)}".encode()
     if content.startswith(shebang):
         target.write_bytes(b"#!" + str(python_of(folder)).encode() + content[len(shebang) :])
         target.chmod(0o755)
+    elif content.startswith(b"\x7fELF"):
+        target.symlink_to(source)
 
 
 def _run(command: list[str], folder: Path, env: dict[str, str] | None = None) -> None:

@@ -101,7 +101,7 @@ def build_training_dag(
             staged=stage.output,
             pool=pool or _pool(loaded) or "default_pool",
         )
-        backup = BackupOperator(task_id="backup", plan=plan.output)
+        backup = BackupOperator(task_id="backup", plan=plan.output, facts=preflight.output)
         prune = PruneOperator(task_id="prune", plan=plan.output)
         plan >> preflight >> stage >> train >> backup >> prune
     return dag

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -27,3 +28,16 @@ class PlanConsumer(BaseOperator):
     def launch_plan(self) -> LaunchPlan:
         """The plan, once templates are rendered."""
         return LaunchPlan.model_validate(self.plan)
+
+
+def render_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table for the task log: aligned columns, no frame, wide enough for a fix on one line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    out = io.StringIO()
+    Console(file=out, width=200, color_system=None, markup=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -10,13 +10,11 @@ from typing import Any
 
 from swift_provider.exceptions import GangStartFailed, NodeBusy, TrainingError
 from swift_provider.hooks.nodes import NodeGroup
+from swift_provider.operators.checkpoints import gather_checkpoints
 from swift_provider.planning.gang import GangHandle, describe_end
 from swift_provider.planning.launch import job_spec
 from swift_provider.planning.plan import LaunchPlan
-from trainer.checkpoints import judge, merge
 from trainer.protocol import (
-    CheckpointsReply,
-    CheckpointsRequest,
     JobState,
     Owner,
     Phase,
@@ -147,14 +145,12 @@ class Gang:
 
     async def newest_complete_checkpoint(self) -> str | None:
         """The path of the newest checkpoint from which this gang can resume, if there is one."""
-        requests = {node.name: CheckpointsRequest(output_dir=node.output_dir) for node in self.plan.nodes}
-        replies = await self.group.call_all("checkpoints", requests, CheckpointsReply)
-        judged = [judge(union.listing) for union in merge({n: r.checkpoints for n, r in replies.items()})]
-        complete = [item for item in judged if item.verdict == Verdict.COMPLETE]
-        if not complete:
-            return None
-        newest = max(complete, key=lambda item: item.step)
-        return f"{self.plan.nodes[0].output_dir}/{newest.name}"
+        whole = [
+            checkpoint
+            for checkpoint in await gather_checkpoints(self.plan, self.group)
+            if checkpoint.judgement.verdict == Verdict.COMPLETE
+        ]
+        return f"{self.plan.nodes[0].output_dir}/{whole[-1].name}" if whole else None
 
 
 def _start_failure(replies: Mapping[str, StartReply], errors: Mapping[str, TrainingError]) -> TrainingError | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import secrets
 import time
 from typing import Any
@@ -12,7 +11,7 @@ from airflow.sdk import Context
 
 from swift_provider.exceptions import PreflightFailed, TrainingError
 from swift_provider.hooks.nodes import NodeGroup, NodesHook
-from swift_provider.operators.base import PlanConsumer
+from swift_provider.operators.base import PlanConsumer, render_table
 from swift_provider.planning.checks import FAIL, WARN, Check, NodeFacts, check_nodes, required_packages
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import ListenReply, ListenRequest, ProbeReply, ProbeRequest, ReachReply, ReachRequest
@@ -97,13 +96,7 @@ async def _check_rendezvous(plan: LaunchPlan, group: NodeGroup, names: list[str]
 
 def render(checks: list[Check]) -> str:
     """The table as text, failed lines first."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "node", "check", "found", "fix", box=None, pad_edge=False)
     order = {FAIL: 0, WARN: 1}
-    for check in sorted(checks, key=lambda check: order.get(check.level, 2)):
-        table.add_row(check.level, check.node, check.name, check.found, check.fix)
-    out = io.StringIO()
-    Console(file=out, width=200, color_system=None, markup=False, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    ordered = sorted(checks, key=lambda check: order.get(check.level, 2))
+    rows = [(check.level, check.node, check.name, check.found, check.fix) for check in ordered]
+    return render_table(("", "node", "check", "found", "fix"), rows)

@@ -1,0 +1,156 @@
+"""``backup``: every whole checkpoint of the run is in the bucket, verified, with its manifest written last."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk import Context
+
+from swift_provider.exceptions import BackupFailed
+from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.oss import OSSHook
+from swift_provider.operators.base import PlanConsumer
+from swift_provider.operators.checkpoints import RunCheckpoint, gather_checkpoints, share_out
+from swift_provider.planning.plan import LaunchPlan
+from trainer.protocol import BackupReply, BackupRequest, Manifest, OssTarget, StoredFile
+
+#: A node's upload of one checkpoint may take this long (seconds): 1 TB at 1 Gbit/s is 2.2 hours.
+UPLOAD_TIMEOUT_S = 12 * 3600.0
+
+
+class BackupOperator(PlanConsumer):
+    """Sends what the nodes hold to ``oss://bucket/prefix/<dag>/<run>/checkpoint-N/`` and returns the manifests.
+
+    The bytes go from the nodes to the bucket, each file once, and each object's CRC64 is compared with the server's.
+    Only when all objects of a checkpoint are proven is its ``manifest.json`` written. What is there already is not
+    sent again, so that a retry goes on where the last try ended.
+
+    Args:
+        plan: see :class:`~swift_provider.operators.base.PlanConsumer`.
+        facts: what ``PreflightOperator`` returned; the versions go into the manifests.
+    """
+
+    template_fields: Sequence[str] = ("plan", "facts")
+
+    def __init__(self, *, facts: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.facts = facts
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """See the class.
+
+        Raises:
+            BackupFailed: a checkpoint could not be proven to be in the bucket; names it and the file.
+        """
+        plan = self.launch_plan
+        if plan.backup_prefix is None:
+            self.log.info("the recipe names no backup (checkpoints.backup); nothing is mirrored")
+            return []
+        target = OSSHook(plan.checkpoints.oss_conn_id).target(plan.backup_prefix)
+        group = NodesHook.for_plan(plan).group()
+        manifests, failures = asyncio.run(self._mirror(plan, group, target))
+        if failures:
+            raise BackupFailed("not in the bucket\n" + "\n".join(failures))
+        return [
+            {
+                "name": manifest.name,
+                "step": manifest.step,
+                "url": f"{target.url}/{manifest.name}",
+                "bytes": manifest.total_bytes,
+                "files": len(manifest.files),
+                "metrics": manifest.metrics,
+            }
+            for manifest in manifests
+        ]
+
+    async def _mirror(self, plan: LaunchPlan, group: NodeGroup, target: OssTarget) -> tuple[list[Manifest], list[str]]:
+        manifests, failures = [], []
+        async with group:
+            for checkpoint in await gather_checkpoints(plan, group):
+                if not checkpoint.whole:
+                    judgement = checkpoint.judgement
+                    self.log.warning("%s is %s: %s", checkpoint.name, judgement.verdict, judgement.reason)
+                    continue
+                files, errors = await self._send(plan, group, checkpoint, target)
+                if errors:
+                    failures += [f"{checkpoint.name}: {name}: {error}" for name, error in errors.items()]
+                    continue
+                manifest = manifest_of(plan, checkpoint, files, self._versions())
+                failure = self._write_manifest(target, manifest)
+                if failure:
+                    failures.append(failure)
+                else:
+                    manifests.append(manifest)
+        return manifests, failures
+
+    async def _send(
+        self, plan: LaunchPlan, group: NodeGroup, checkpoint: RunCheckpoint, target: OssTarget
+    ) -> tuple[list[StoredFile], dict[str, str]]:
+        nodes = {node.name: node for node in plan.nodes}
+        place = replace(target, prefix=target.key(checkpoint.name))
+        requests = {
+            name: BackupRequest(
+                output_dir=nodes[name].output_dir,
+                checkpoint=checkpoint.name,
+                files=paths,
+                target=place,
+                node=name,
+                state_dir=posixpath.join(nodes[name].workdir, "uploads"),
+            )
+            for name, paths in share_out(checkpoint).items()
+        }
+        replies, broken = await group.call_each("backup", requests, BackupReply, timeout=UPLOAD_TIMEOUT_S)
+        errors = {name: str(error) for name, error in broken.items()}
+        for name, reply in replies.items():
+            errors |= {f"{name}: {path}": error for path, error in reply.errors.items()}
+        files = [file for reply in replies.values() for file in reply.files]
+        sent = sum(reply.sent for reply in replies.values())
+        self.log.info(
+            "%s: %d of %d files proven in %s, %s bytes, %s sent now",
+            *(checkpoint.name, len(files), len(checkpoint.sizes), place.url, f"{checkpoint.size:,}", f"{sent:,}"),
+        )
+        missing = set(checkpoint.sizes) - {file.path for file in files}
+        if missing and not errors:
+            errors["files"] = f"no answer about {', '.join(sorted(missing)[:5])}"
+        return files, errors
+
+    def _versions(self) -> dict[str, str]:
+        packages: dict[str, str | None] = next(iter((self.facts or {}).get("packages", {}).values()), {})
+        return {name: version for name, version in packages.items() if version}
+
+    def _write_manifest(self, target: OssTarget, manifest: Manifest) -> str | None:
+        from trainer.store import StoreError, write_manifest
+
+        try:
+            write_manifest(replace(target, prefix=target.key(manifest.name)), manifest)
+        except StoreError as error:
+            return f"{manifest.name}: manifest: {error}"
+        return None
+
+
+def manifest_of(
+    plan: LaunchPlan, checkpoint: RunCheckpoint, files: list[StoredFile], versions: dict[str, str]
+) -> Manifest:
+    """The manifest of a checkpoint whose files are all proven to be in the bucket."""
+    judgement = checkpoint.judgement
+    return Manifest(
+        name=checkpoint.name,
+        step=checkpoint.step,
+        format=judgement.format,
+        verdict=judgement.verdict,
+        files=sorted(files, key=lambda file: file.path),
+        metrics=dict(judgement.metrics),
+        epoch=judgement.epoch,
+        world_size=judgement.world_size,
+        recipe=plan.recipe,
+        recipe_hash=plan.recipe_hash,
+        dag_id=plan.dag_id,
+        run_id=plan.run_id,
+        versions=versions,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,74 @@
+"""The checkpoints of a run as all its nodes together hold them, judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_provider.hooks.nodes import NodeGroup
+from swift_provider.planning.plan import LaunchPlan
+from trainer.checkpoints.judge import judge, merge
+from trainer.checkpoints.judgement import Judgement
+from trainer.protocol import CheckpointListing, CheckpointsReply, CheckpointsRequest, Verdict
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """One checkpoint. ``holders`` says for each file which nodes have it; sizes are in bytes."""
+
+    name: str
+    step: int
+    judgement: Judgement
+    sizes: dict[str, int]
+    holders: dict[str, list[str]]
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is missing; with or without optimizer state."""
+        return self.judgement.verdict in (Verdict.COMPLETE, Verdict.WEIGHTS_ONLY)
+
+    @property
+    def size(self) -> int:
+        """All files together, in bytes."""
+        return sum(self.sizes.values())
+
+
+async def gather_checkpoints(plan: LaunchPlan, group: NodeGroup) -> list[RunCheckpoint]:
+    """Every checkpoint folder of the run, by step.
+
+    Raises:
+        TrainingError: a node did not answer; without its files nothing can be judged.
+    """
+    requests = {node.name: CheckpointsRequest(output_dir=node.output_dir) for node in plan.nodes}
+    replies = await group.call_all("checkpoints", requests, CheckpointsReply)
+    by_name: dict[str, dict[str, CheckpointListing]] = {}
+    for node, reply in replies.items():
+        for listing in reply.checkpoints:
+            by_name.setdefault(listing.name, {})[node] = listing
+    found = [_judge(name, listings) for name, listings in by_name.items()]
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _judge(name: str, listings: dict[str, CheckpointListing]) -> RunCheckpoint:
+    merged = merge(listings)
+    return RunCheckpoint(
+        name=name,
+        step=int(name.rpartition("-")[2]),
+        judgement=judge(merged.listing),
+        sizes={entry.path: entry.size for entry in merged.listing.files},
+        holders=merged.holders,
+    )
+
+
+def share_out(checkpoint: RunCheckpoint) -> dict[str, list[str]]:
+    """Which node sends which files: each file once, the bytes as evenly as the holders allow.
+
+    Returns:
+        Paths, by node name.
+    """
+    loads: dict[str, int] = {}
+    shares: dict[str, list[str]] = {}
+    for path in sorted(checkpoint.holders, key=lambda path: (-checkpoint.sizes[path], path)):
+        node = min(checkpoint.holders[path], key=lambda name: (loads.get(name, 0), name))
+        loads[node] = loads.get(node, 0) + checkpoint.sizes[path]
+        shares.setdefault(node, []).append(path)
+    return shares
