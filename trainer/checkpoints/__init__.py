@@ -1,1 +1,7 @@
-"""Checkpoints: what lies in a folder (:mod:`scan`), and whether it is whole (:mod:`judge`)."""
+"""Checkpoints: what lies in a folder, what many nodes hold together, and whether it is whole."""
+
+from trainer.checkpoints.completeness import judge, step_of
+from trainer.checkpoints.judgement import Judgement
+from trainer.checkpoints.union import Union, merge
+
+__all__ = ["Judgement", "Union", "judge", "merge", "step_of"]

@@ -12,12 +12,13 @@ from trainer.protocol import CheckpointListing, FileEntry
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict (one of :class:`~trainer.protocol.Verdict`) on one checkpoint and what it rests on.
+    """The verdict (one of :class:`~trainer.protocol.Verdict`) on the checkpoint ``name`` and why.
 
     ``format`` names the parts, as in ``full+deepspeed`` or ``adapter+ddp``. ``metrics`` are those of this very step.
     ``reason`` is one line for a human: what is missing or broken, or what was found.
     """
 
+    name: str
     verdict: str
     format: str
     step: Optional[int] = None

@@ -8,8 +8,8 @@ import os
 import re
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from trainer.checkpoints.completeness import step_of
 from trainer.checkpoints.distributed import FILE
-from trainer.checkpoints.judge import step_of
 from trainer.protocol import CheckpointListing, CheckpointsReply, CheckpointsRequest, FileEntry
 
 _HEADER_LIMIT = 100 << 20  # bytes; the format's own limit

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Dict, List, Set, Tuple
 
-from trainer.checkpoints.judge import judge
+from trainer.checkpoints.completeness import judge
 from trainer.checkpoints.scan import checkpoint_names, link_target, scan_checkpoint
 from trainer.protocol import Verdict
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional
+from dataclasses import replace
+from typing import Any, Dict, List, Optional
 
 from trainer.checkpoints import ddp, deepspeed, fsdp, megatron, weights
 from trainer.checkpoints.judgement import Files, Finding, Judgement, gaps
-from trainer.protocol import CheckpointListing, FileEntry, Verdict
+from trainer.protocol import CheckpointListing, Verdict
 
 _STATE = "trainer_state.json"
 _STATES = (deepspeed, fsdp, ddp)  # the forms of optimizer state; the first that matches counts
@@ -21,14 +21,14 @@ def step_of(name: str) -> Optional[int]:
 
 
 def judge(listing: CheckpointListing) -> Judgement:
-    """Say whether a checkpoint is whole. The listing is what all nodes hold together, see :func:`merge`.
+    """Say whether a checkpoint is whole. The listing is what all nodes hold together: merge the nodes' own first.
 
     A faulty file counts as damage only when the trainer had finished the checkpoint; before that it is incomplete, and
     perhaps still being written.
     """
     step = step_of(listing.name)
     if step is None:
-        return Judgement(Verdict.INCOMPLETE, "unknown", reason=f"{listing.name!r} is no checkpoint-<step> folder")
+        return Judgement(listing.name, Verdict.INCOMPLETE, "unknown", reason="not a checkpoint-<step> folder")
     files = Files(listing)
     if megatron.matches(files):
         return _judge_megatron(files, step)
@@ -39,7 +39,7 @@ def _judge_megatron(files: Files, step: int) -> Judgement:
     found = megatron.check(files, step)
     finished = f"iter_{step:07d}/metadata.json" in files
     recorded = _recorded_world(files)
-    base = Judgement("", megatron.NAME, step, world_size=recorded or None)
+    base = Judgement(files.name, "", megatron.NAME, step, world_size=recorded or None)
     good = Verdict.COMPLETE if megatron.saves_state(files) else Verdict.WEIGHTS_ONLY
     return _conclude(base, found, finished, good)
 
@@ -60,9 +60,8 @@ def _judge_trainer(files: Files, step: int) -> Judgement:
         found += _check_random_state(files, world)
         found += form.check(files, world) if form is not None else files.need("optimizer.pt")
     parts = [which or "weights?"] + ([form.NAME] if form is not None else [])
-    base = Judgement(
-        "", "+".join(parts), step, _epoch(state), world or _recorded_world(files) or None, _metrics(state, step)
-    )
+    size = world or _recorded_world(files) or None
+    base = Judgement(files.name, "", "+".join(parts), step, _epoch(state), size, _metrics(state, step))
     return _conclude(base, found, finished, Verdict.COMPLETE if form is not None else Verdict.WEIGHTS_ONLY)
 
 
@@ -74,7 +73,7 @@ def _conclude(base: Judgement, found: List[Finding], finished: bool, good: str) 
     else:
         verdict = good
         reason = "whole and resumable" if good == Verdict.COMPLETE else "whole, saved without optimizer state"
-    return Judgement(verdict, base.format, base.step, base.epoch, base.world_size, base.metrics, reason)
+    return replace(base, verdict=verdict, reason=reason)
 
 
 def _check_trainer_state(files: Files, state: Optional[Dict[str, Any]], step: int) -> List[Finding]:
@@ -97,7 +96,8 @@ def _weights_are_wanted(files: Files, which: str, form: Any) -> bool:
 
 
 def _has_traces_of_state(files: Files) -> bool:
-    return "scheduler.pt" in files or bool(files.matching(r"rng_state(_\d+)?\.pth"))
+    saves_all = (files.json("args.json") or {}).get("save_only_model") is False
+    return saves_all or "scheduler.pt" in files or bool(files.matching(r"rng_state(_\d+)?\.pth"))
 
 
 # -- how many ranks ---------------------------------------------------------------------------------------------
@@ -151,42 +151,3 @@ def _metrics(state: Optional[Dict[str, Any]], step: int) -> Dict[str, float]:
             if wanted and isinstance(value, (int, float)) and value - value == 0:
                 found[name] = float(value)
     return found
-
-
-# -- many nodes ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Merged:
-    """One checkpoint over all nodes. ``holders`` maps each path to the nodes that have its best copy, by name."""
-
-    listing: CheckpointListing
-    holders: Dict[str, List[str]] = field(default_factory=dict)
-
-
-def merge(listings_by_node: Mapping[str, CheckpointListing]) -> Merged:
-    """The union of what nodes without a shared disk hold of one checkpoint.
-
-    Of copies that differ, a whole one beats a broken one and a bigger one a smaller one; equal ones have many holders.
-
-    Raises:
-        ValueError: there is no listing, or they are of different checkpoints.
-    """
-    names = {listing.name for listing in listings_by_node.values()}
-    if len(names) != 1:
-        raise ValueError(f"cannot merge listings of {sorted(names) or 'nothing'}")
-    best: Dict[str, FileEntry] = {}
-    holders: Dict[str, List[str]] = {}
-    for node in sorted(listings_by_node):
-        for entry in listings_by_node[node].files:
-            known = best.get(entry.path)
-            if known is None or _worth(entry) > _worth(known):
-                best[entry.path], holders[entry.path] = entry, [node]
-            elif _worth(entry) == _worth(known):
-                holders[entry.path].append(node)
-    listing = CheckpointListing(names.pop(), [best[path] for path in sorted(best)])
-    return Merged(listing, {path: holders[path] for path in sorted(holders)})
-
-
-def _worth(entry: FileEntry) -> tuple[bool, int]:
-    return entry.header_ok is not False, entry.size

@@ -1,0 +1,111 @@
+"""Checkpoints in the bucket: only what has a manifest exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Dict, List, Optional
+
+from trainer import manifest as manifests
+from trainer.protocol import Manifest, OssTarget
+from trainer.store.client import (
+    ManifestConflictError,
+    StoreError,
+    head,
+    list_objects,
+    open_bucket,
+    read_bytes,
+    retrying,
+)
+
+_BATCH = 1000  # keys in one delete request
+
+
+def write_manifest(target: OssTarget, manifest: Manifest) -> None:
+    """Make the checkpoint at ``target`` real. A manifest of the same files that is there already is as good.
+
+    Raises:
+        ManifestConflictError: a manifest of other files is there.
+        StoreError: it could not be written.
+    """
+    import oss2
+
+    bucket, key, data = open_bucket(target), target.key(manifests.NAME), manifests.encode(manifest)
+
+    def write() -> None:
+        try:
+            bucket.put_object(key, data, headers={"x-oss-forbid-overwrite": "true"})
+        except oss2.exceptions.ServerError as error:
+            if error.code != "FileAlreadyExists":
+                raise
+            known = read_manifest(target)
+            if known is None or not manifests.same_files(known, manifest):
+                raise ManifestConflictError(f"{target.url} already holds another {manifest.name}") from None
+
+    retrying(write, f"PUT {key}")
+
+
+def read_manifest(target: OssTarget) -> Optional[Manifest]:
+    """The manifest of the checkpoint at ``target``; ``None``: there is no such checkpoint.
+
+    Raises:
+        StoreError: it cannot be read or trusted.
+    """
+    key = target.key(manifests.NAME)
+    data = read_bytes(open_bucket(target), key)
+    try:
+        return manifests.decode(data) if data is not None else None
+    except manifests.ManifestError as error:
+        raise StoreError(f"oss://{target.bucket}/{key}: {error}") from None
+
+
+def find_manifests(target: OssTarget) -> Dict[str, Manifest]:
+    """Every real checkpoint below ``target``: its prefix in the bucket → its manifest, by prefix.
+
+    Raises:
+        StoreError: the bucket cannot be listed, or a manifest cannot be read or trusted.
+    """
+    bucket, ending = open_bucket(target), "/" + manifests.NAME
+    found: Dict[str, Manifest] = {}
+    for item in list_objects(bucket, target.prefix + "/" if target.prefix else ""):
+        if item.key.endswith(ending):
+            prefix = item.key[: -len(ending)]
+            manifest = read_manifest(dataclasses.replace(target, prefix=prefix))
+            if manifest is not None:
+                found[prefix] = manifest
+    return found
+
+
+def list_manifests(target: OssTarget) -> List[Manifest]:
+    """The manifests of :func:`find_manifests`, oldest step first."""
+    return sorted(find_manifests(target).values(), key=lambda item: (item.run_id, item.step))
+
+
+def verify(target: OssTarget, manifest: Manifest) -> Dict[str, str]:
+    """What is wrong in the bucket with each file of the manifest, by path; empty = the checkpoint is proven."""
+    bucket, wrong = open_bucket(target), {}
+    for file in manifest.files:
+        stored = head(bucket, target.key(file.path))
+        if stored is None:
+            wrong[file.path] = "is not there"
+        elif (stored.size, stored.crc64) != (file.size, file.crc64):
+            wrong[file.path] = f"has size {stored.size}, CRC64 {stored.crc64}; not {file.size}, {file.crc64}"
+    return wrong
+
+
+def delete_checkpoint(target: OssTarget) -> int:
+    """Delete the checkpoint at ``target``, its manifest first; returns how many objects were deleted.
+
+    Raises:
+        StoreError: a request failed; what is left is no checkpoint any more. An empty prefix is refused.
+    """
+    if not target.prefix:
+        raise StoreError(f"{target.url}: refusing to delete a whole bucket")
+    bucket, key = open_bucket(target), target.key(manifests.NAME)
+    count = int(head(bucket, key) is not None)
+    retrying(lambda: bucket.delete_object(key), f"DELETE {key}")
+    keys = [item.key for item in list_objects(bucket, target.prefix + "/")]
+    for start in range(0, len(keys), _BATCH):
+        batch = keys[start : start + _BATCH]
+        retrying(functools.partial(bucket.batch_delete_objects, batch), f"DELETE below {target.prefix}")
+    return count + len(keys)
