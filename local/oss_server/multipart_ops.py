@@ -43,7 +43,7 @@ def initiate_multipart_upload(context: Context) -> Reply:
 def upload_part(context: Context) -> Reply:
     """Keep the received body as a part; one of the same number is replaced."""
     part = _keep_part(context, context.received())
-    return Reply(200, {"ETag": f'"{part.etag}"', "x-oss-hash-crc64ecma": str(part.crc64)})
+    return Reply(200, _part_headers(part))
 
 
 def upload_part_copy(context: Context) -> Reply:
@@ -66,7 +66,11 @@ def upload_part_copy(context: Context) -> Reply:
         release()
     headers = {"Content-Range": content_range(first, length, source.size)} if asked else {}
     document = xml.render("CopyPartResult", [("LastModified", xml.iso8601(part.modified)), ("ETag", f'"{part.etag}"')])
-    return xml_reply(document, {**headers, "x-oss-hash-crc64ecma": str(part.crc64)})
+    return xml_reply(document, {**headers, **_part_headers(part)})
+
+
+def _part_headers(part: PartRecord) -> dict[str, str]:
+    return {"ETag": f'"{part.etag}"', "x-oss-hash-crc64ecma": str(part.crc64)}
 
 
 def _keep_part(context: Context, written: Written) -> PartRecord:
