@@ -1,4 +1,7 @@
-"""The nightly run: its schedule is in the recipe. Unpause the DAG to begin; set SWIFT_NIGHTLY_RECIPE to change it."""
+"""The Airflow DAG of the nightly run; its schedule is in the recipe.
+
+Unpause the DAG to begin. ``SWIFT_NIGHTLY_RECIPE`` names another recipe.
+"""
 
 import os
 

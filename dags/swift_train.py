@@ -1,4 +1,4 @@
-"""Manual runs: choose a recipe in the form or over the REST API."""
+"""An Airflow DAG for manual runs: choose a recipe in the form or over the REST API."""
 
 from swift_provider.dag import build_training_dag
 

@@ -27,6 +27,8 @@ COMPONENTS: dict[str, list[str]] = {
     "triggerer": ["triggerer", "--skip-serve-logs"],
 }
 USER = "admin"
+#: The scheduler's idle workers and the triggerer's runner take much longer to end than there is reason to wait.
+STOP_GRACE_S = 4.0
 
 
 @dataclass
@@ -165,11 +167,14 @@ class LocalAirflow:
         return all((health.get(name) or {}).get("status") == "healthy" for name in wanted)
 
     def stop(self) -> None:
-        """Ends all components."""
+        """Ends all components: a moment to end by themselves, then whatever they left behind is killed."""
         for process in self.processes.values():
             process.terminate()
+        limit = time.monotonic() + STOP_GRACE_S
+        while time.monotonic() < limit and any(process.poll() is None for process in self.processes.values()):
+            time.sleep(0.1)
         for process in self.processes.values():
-            end(process)
+            end(process, grace=0.0)
         self.processes.clear()
 
     def client(self) -> AirflowClient:

@@ -67,9 +67,9 @@ def end_group(group: int, grace: float = 10.0) -> None:
         os.killpg(group, signal.SIGTERM)
         while time.monotonic() < limit:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(group, os.WNOHANG)
+                os.waitpid(group, os.WNOHANG)  # a zombie would count as a living group
             os.killpg(group, 0)
-            time.sleep(0.1)
+            time.sleep(0.05)
         os.killpg(group, signal.SIGKILL)
 
 

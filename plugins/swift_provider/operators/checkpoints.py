@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from swift_provider.hooks.nodes import NodeGroup
 from swift_provider.planning.plan import LaunchPlan
-from trainer.checkpoints.judge import judge, merge
-from trainer.checkpoints.judgement import Judgement
-from trainer.protocol import CheckpointListing, CheckpointsReply, CheckpointsRequest, Verdict
+from trainer.checkpoints import Judgement, Union, judge, merge
+from trainer.protocol import CheckpointsReply, CheckpointsRequest, Verdict
 
 
 @dataclass(frozen=True)
@@ -40,22 +39,17 @@ async def gather_checkpoints(plan: LaunchPlan, group: NodeGroup) -> list[RunChec
     """
     requests = {node.name: CheckpointsRequest(output_dir=node.output_dir) for node in plan.nodes}
     replies = await group.call_all("checkpoints", requests, CheckpointsReply)
-    by_name: dict[str, dict[str, CheckpointListing]] = {}
-    for node, reply in replies.items():
-        for listing in reply.checkpoints:
-            by_name.setdefault(listing.name, {})[node] = listing
-    found = [_judge(name, listings) for name, listings in by_name.items()]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    return [_judge(union) for union in merge({node: reply.checkpoints for node, reply in replies.items()})]
 
 
-def _judge(name: str, listings: dict[str, CheckpointListing]) -> RunCheckpoint:
-    merged = merge(listings)
+def _judge(union: Union) -> RunCheckpoint:
+    judgement = judge(union.listing)
     return RunCheckpoint(
-        name=name,
-        step=int(name.rpartition("-")[2]),
-        judgement=judge(merged.listing),
-        sizes={entry.path: entry.size for entry in merged.listing.files},
-        holders=merged.holders,
+        name=union.name,
+        step=judgement.step or 0,
+        judgement=judgement,
+        sizes={entry.path: entry.size for entry in union.listing.files},
+        holders=union.holders,
     )
 
 
