@@ -130,10 +130,11 @@ class Uploads:
             present = {part.number: part for part in self.parts(bucket, key, upload_id)}
             chosen = _choose(present, wanted)
             record = _assemble(upload, chosen, wanted.now)
-            self._storage.put(bucket, key, record, forbid_overwrite=wanted.forbid_overwrite)
+            replaced = self._storage.replace(bucket, key, record, forbid_overwrite=wanted.forbid_overwrite)
             _forget(db, upload_id)
         unused = set(present) - {part.number for part in chosen}
-        self._storage.blobs.drop(segment for number in unused for segment in present[number].segments)
+        leftover = [segment for number in unused for segment in present[number].segments]
+        self._storage.blobs.drop([*replaced, *leftover])
         return record
 
 

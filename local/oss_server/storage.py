@@ -126,13 +126,23 @@ class Storage:
         Raises:
             OssError: ``NoSuchBucket``; ``FileAlreadyExists`` if overwriting is forbidden and the key is taken.
         """
+        self.blobs.drop(self.replace(bucket, key, record, forbid_overwrite=forbid_overwrite))
+
+    def replace(
+        self, bucket: str, key: str, record: ObjectRecord, *, forbid_overwrite: bool = False
+    ) -> tuple[Segment, ...]:
+        """Do what ``put`` does, but return the files no longer needed, to be dropped once the transaction has ended.
+
+        Raises:
+            OssError: as ``put``.
+        """
         with self.database.transaction() as db:
             old = self.find(bucket, key)
             if old and forbid_overwrite:
                 raise OssError("FileAlreadyExists", Key=key)
             db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (bucket, key.encode(), dump(record)))
-        if old:
-            self._drop(old, keep=record)
+        kept = set(record.segments)
+        return tuple(segment for segment in (old.segments if old else ()) if segment not in kept)
 
     def delete(self, bucket: str, key: str) -> bool:
         """Remove an object; return whether it was there.
@@ -144,12 +154,8 @@ class Storage:
             old = self.find(bucket, key)
             db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", (bucket, key.encode()))
         if old:
-            self._drop(old)
+            self.blobs.drop(old.segments)
         return old is not None
-
-    def _drop(self, old: ObjectRecord, keep: ObjectRecord | None = None) -> None:
-        kept: set[Segment] = set(keep.segments) if keep else set()
-        self.blobs.drop(segment for segment in old.segments if segment not in kept)
 
     def walk(self, bucket: str, after: bytes) -> Iterator[tuple[bytes, ObjectRecord]]:
         """Yield the objects whose key sorts after ``after``, in key order."""
