@@ -56,7 +56,7 @@ class NodePaths:
     """
 
     def __init__(self, workdir: str) -> None:
-        if not os.path.isabs(workdir) or os.path.normpath(workdir) == "/":
+        if not os.path.isabs(workdir) or os.path.realpath(workdir) == "/":
             raise PathError(f"workdir must be an absolute path below /, got {workdir!r}")
         self.workdir = os.path.realpath(workdir)
         self.agent = os.path.join(self.workdir, "agent")

@@ -1,4 +1,4 @@
-"""Object storage, for both sides: the one place that speaks to OSS, through ``oss2``, which is imported on first use."""
+"""Object storage, for both sides: the one package that speaks to OSS; it imports ``oss2`` on first use."""
 
 from trainer.store.checkpoints import (
     delete_checkpoint,

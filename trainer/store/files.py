@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import oss2
 
 MAX_PARTS = 10_000  # the server's limit
+MIN_PART = 100 * 1024  # bytes, the server's limit
 MULTIPART_FROM = 16 << 20  # bytes; smaller files go in one request
 _MIB = 1 << 20
 
@@ -32,8 +33,8 @@ def crc64_of(path: str) -> str:
 
 def part_size_for(size: int, wanted: int) -> int:
     """The part size in bytes for a file of ``size`` bytes: ``wanted``, or more where 10 000 parts would not do."""
-    needed = -(-size // MAX_PARTS)
-    return max(wanted, 100 * 1024, -(-needed // _MIB) * _MIB)
+    wanted = max(wanted, MIN_PART)
+    return wanted if size <= wanted * MAX_PARTS else -(-size // MAX_PARTS // _MIB) * _MIB
 
 
 def put_file(
