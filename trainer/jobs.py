@@ -13,7 +13,8 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 from trainer import process, records
 from trainer.detach import agent_command, agent_environment, read_all, spawn_detached
 from trainer.files import is_locked, locked, open_lock, try_lock, write_atomic
-from trainer.paths import JobPaths, NodePaths
+from trainer.manifest import is_plain
+from trainer.paths import JobPaths, NodePaths, PathError
 from trainer.protocol import (
     Holder,
     Identity,
@@ -118,17 +119,28 @@ def _start_on_free_node(
     if state.phase != Phase.ABSENT:  # it was lost; a lost job is ended, never silently started again
         return StartReply(StartResult.ATTACHED, state, reaped=reaped)
     try:
+        _complete_checkpoint(spec)
         job.create()
         for path, text in attachments.items():
             write_atomic(path, text.encode())
         records.write_spec(job, spec)
         error = _spawn(node, job, lease)
-    except OSError as problem:
+    except (OSError, PathError) as problem:
         error = str(problem)
     if error != "ok":
         shutil.rmtree(job.folder, ignore_errors=True)
         return StartReply(StartResult.FAILED, reaped=reaped, error=error)
     return StartReply(StartResult.STARTED, proven_state(job), reaped=reaped)
+
+
+def _complete_checkpoint(spec: JobSpec) -> None:
+    """Without a shared disk DeepSpeed's ``latest`` is on one node only, and every other node cannot resume."""
+    for name, text in spec.resume_files.items():
+        if not is_plain(name) or not os.path.isabs(spec.output_dir):
+            raise PathError(f"resume file {name!r} is refused: it must be a plain path below an absolute output_dir")
+        path = os.path.join(spec.output_dir, name)
+        if not os.path.exists(path) or os.path.getsize(path) == 0:
+            write_atomic(path, text.encode(), sync=True)
 
 
 def _spawn(node: NodePaths, job: JobPaths, lease: int) -> str:

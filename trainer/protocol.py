@@ -374,6 +374,8 @@ class JobSpec:
     ``argv`` is run in ``cwd`` with ``env`` over the node's own environment. ``files`` (name → text) are written into
     the job's folder first; ``{job_dir}`` in ``argv`` and in values of ``env`` stands for that folder. ``grace_s`` is
     the time between TERM and KILL; ``deadline`` (seconds since the epoch) ends the job whether Airflow is up or not.
+    ``resume_files`` (path below ``output_dir`` → text) are small files of the checkpoint to resume from that another
+    node wrote, such as DeepSpeed's ``latest``; each is put there before the start where it is missing or empty.
     """
 
     job_id: str
@@ -386,6 +388,7 @@ class JobSpec:
     owner: Owner = field(default_factory=Owner)
     grace_s: float = 30.0
     deadline: Optional[float] = None
+    resume_files: Dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -29,7 +29,7 @@ STATE_S = 1.0  # between two writes of state.json
 SCAN_S = 2.0  # between two looks at the process tree; at the beginning, when the tree grows, more often
 LINGER_S = 5.0  # that daemons may outlive the training process
 RANK_PATIENCE_S = 2.5  # that the launcher has to end by itself after one of its ranks died
-RANK_GRACE_S = 2.0  # between TERM and KILL after that
+RANK_GRACE_S = 1.5  # between TERM and KILL after that
 LAST_WORD_S = 120.0  # of tries to write how the job ended, on a disk that is full
 STUCK_S = 20.0  # of KILL after which the processes that are left are reported
 
@@ -189,7 +189,7 @@ class Supervisor:
             self._stop = Stop(StopReason.RANK_FAILED, RANK_GRACE_S)
 
     def _rank_is_missed(self, now: float) -> bool:
-        deaths = self._ranks.deaths
+        deaths = self._ranks.deaths if self._kill_at is None else []  # those that we killed are no news
         if deaths and self._state.error is None:
             self._state.error = str(deaths[0])
         return bool(deaths) and self._child_ended is None and now - deaths[0].at >= RANK_PATIENCE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -94,18 +95,34 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def make_node(tmp_path: Path, agent: Path) -> Iterator[Callable[[str], Node]]:
-    """Any number of nodes on this machine."""
+@contextlib.contextmanager
+def nodes_below(folder: Path, agent: Path) -> Iterator[Callable[[str], Node]]:
+    """Makes nodes by name, and cleans up after them."""
     nodes: list[Node] = []
 
     def make(name: str) -> Node:
-        nodes.append(Node(tmp_path / name, agent))
+        nodes.append(Node(folder / name, agent))
         return nodes[-1]
 
-    yield make
-    for node in nodes:
-        node.clean_up()
+    try:
+        yield make
+    finally:
+        for node in nodes:
+            node.clean_up()
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, agent: Path) -> Iterator[Callable[[str], Node]]:
+    """Any number of nodes on this machine."""
+    with nodes_below(tmp_path, agent) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_node(tmp_path_factory: pytest.TempPathFactory, agent: Path) -> Iterator[Callable[[str], Node]]:
+    """Nodes that the tests of a module share."""
+    with nodes_below(tmp_path_factory.mktemp("nodes"), agent) as make:
+        yield make
 
 
 @pytest.fixture

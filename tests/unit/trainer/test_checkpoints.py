@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.trainer import layouts
+from tests.unit.trainer.layouts import LAYOUTS
 from trainer.checkpoints import judge, merge
 from trainer.checkpoints.scan import check_safetensors, checkpoints, scan_checkpoint
 from trainer.checkpoints.watch import CheckpointWatch
 from trainer.protocol import CheckpointListing, CheckpointsReply, CheckpointsRequest, Verdict, dumps, loads
-
-_spec = importlib.util.spec_from_file_location("layouts", Path(__file__).with_name("layouts.py"))
-layouts = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(layouts)
-LAYOUTS = layouts.LAYOUTS
 
 
 def scan(tmp_path, files, name="checkpoint-8"):

@@ -205,3 +205,15 @@ def test_errors_are_one_line_and_never_repeat_the_request(node):
         assert len(reply.stderr.splitlines()) == 1
         assert secret not in reply.stderr
     assert "unknown verb 'nonsense'" in node.verb("nonsense", "{}").stderr
+
+
+def test_resume_files_complete_a_checkpoint_that_another_node_wrote(node, tmp_path):
+    (tmp_path / "out" / "checkpoint-8").mkdir(parents=True)
+    files = {"checkpoint-8/latest": "global_step8"}
+    assert node.start("pass", output_dir=str(tmp_path / "out"), resume_files=files).result == StartResult.STARTED
+    assert (tmp_path / "out" / "checkpoint-8" / "latest").read_text() == "global_step8"
+    node.wait()
+    refused = node.start("pass", "b", output_dir=str(tmp_path / "out"), resume_files={"../x": ""})
+    assert (refused.result, "refused" in refused.error) == (StartResult.FAILED, True)
+    missing = node.start("pass", "c", output_dir=str(tmp_path / "out"), resume_files={"checkpoint-9/latest": "x"})
+    assert (missing.result, "checkpoint-9" in missing.error) == (StartResult.FAILED, True)

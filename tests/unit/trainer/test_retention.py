@@ -96,5 +96,5 @@ def test_an_ordinary_night():
 
 @pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}, {"keep_best": 1}])
 def test_a_wrong_policy_is_refused(wrong):
-    with pytest.raises(ValueError, match="keep|mode"):
+    with pytest.raises(ValueError, match=r"keep|mode"):
         Policy(**wrong)

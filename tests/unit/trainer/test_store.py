@@ -1,11 +1,10 @@
-"""Backup, fetch, stage and manifests against a server that speaks the OSS protocol, with the faults of real networks."""
+"""Backup, fetch, stage and manifests against a server that speaks the OSS protocol, with real networks' faults."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import random
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +52,9 @@ def output(tmp_path):
     """An output folder with one checkpoint: small files, one file of several parts, an empty one."""
     folder = tmp_path / "out" / "checkpoint-8"
     (folder / "global_step8").mkdir(parents=True)
-    (folder / "global_step8" / "shard 0 中.pt").write_bytes(random.Random(1).randbytes(5 * PART + 17))
+    (folder / "global_step8" / "shard 0 中.pt").write_bytes(
+        bytes(range(256)) * (5 * PART // 256) + b"the odd last 17 b"
+    )
     (folder / "latest").write_text("global_step8")
     (folder / "empty").touch()
     return folder.parent
@@ -265,7 +266,7 @@ def test_fetch_brings_the_same_bytes_and_knows_what_is_there(output, target, tmp
     assert fetch(target, destination).error is None
     (destination / "latest").write_text("global_step9")
     assert "latest has another content" in fetch(target, destination).error
-    assert sorted(os.listdir(tmp_path / "node2")) == [".checkpoint-8.lock", "checkpoint-8"]
+    assert sorted(path.name for path in (tmp_path / "node2").iterdir()) == [".checkpoint-8.lock", "checkpoint-8"]
 
 
 def test_a_broken_fetch_shows_nothing_and_goes_on(server, output, target, tmp_path, monkeypatch):
@@ -309,10 +310,9 @@ def test_stage_brings_objects_once(server, target, tmp_path):
     items += [StageItem("missing", f"{root}/nothing", target), StageItem("no folder", f"{root}/nothing/", target)]
     request = StageRequest(str(tmp_path / "work"), items)
     model, data, missing, empty = stage(request).items
-    assert (model.error, model.files, os.path.basename(model.path)) == (None, 2, "model")
+    assert (model.error, model.files, Path(model.path).name) == (None, 2, "model")
     assert (data.error, data.size, data.fetched) == (None, 10_000, 10_000)
-    with open(os.path.join(model.path, "sub", "weights.bin"), "rb") as stream:
-        assert stream.read() == b"model/sub/weights.bin" * 1000
+    assert (Path(model.path) / "sub" / "weights.bin").read_bytes() == b"model/sub/weights.bin" * 1000
     assert "slash at its end" in missing.error
     assert "nothing lies below" in empty.error
     warm = stage(request).items
@@ -347,9 +347,6 @@ def test_secrets_stay_in_the_request(node, output, target):
     assert isinstance(staged.items[0], StagedItem)
     assert staged.items[0].error is None
     texts = [done.stdout, done.stderr, repr(request)]
-    for root in (output, node.workdir):
-        for where, _, names in os.walk(root):
-            for name in names:
-                with open(os.path.join(where, name), "rb") as stream:
-                    texts.append(stream.read().decode("utf-8", "replace"))
+    for root in (output, Path(node.workdir)):
+        texts += [path.read_bytes().decode("utf-8", "replace") for path in root.rglob("*") if path.is_file()]
     assert not [text for text in texts if SECRET in text]

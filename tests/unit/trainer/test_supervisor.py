@@ -184,44 +184,70 @@ def test_a_stop_request_survives_the_loss_of_its_signal(node):
     assert node.wait().stop_reason == "requested"
 
 
-def test_a_daemon_that_outlives_the_training_is_ended_and_the_exit_code_kept(node):
-    node.start("import subprocess; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '600']); raise SystemExit(4)")
-    state = node.wait()
-    assert (state.phase, state.exit_code, state.killed) == (Phase.EXITED, 4, 1)
-    assert 4.5 < state.ended_at - state.started_at < 9
-
-
 def test_the_deadline_is_the_supervisors_own(node):
     node.start("print(1)\n" + SLEEP, deadline=time.time() + 0.8, grace_s=1)
     state = node.wait()
     assert (state.phase, state.stop_reason) == (Phase.KILLED, StopReason.DEADLINE)
 
 
-@pytest.mark.parametrize(("death", "how"), [("os.kill(os.getpid(), 9)", "SIGKILL"), ("os._exit(3)", "exit code 3")])
-def test_a_dead_rank_stops_the_whole_tree(node, death, how):
-    node.start(launcher(SLEEP, f"import os, time; time.sleep(1); {death}"), grace_s=60)
-    state = node.wait()
-    pids = node.log().split()[1:]
+DIES = "import os, time; time.sleep(1); "
+SLOW = {
+    "killed rank": launcher(SLEEP, DIES + "os.kill(os.getpid(), 9)"),
+    "failed rank": launcher(SLEEP, DIES + "os._exit(3)"),
+    "ended rank": launcher(
+        "import time; time.sleep(5)", "import time; time.sleep(1)", then="sys.exit(ranks[0].wait())"
+    ),
+    "launcher that ends": launcher(
+        SLEEP,
+        DIES + "os.abort()",
+        then="while not any(rank.poll() for rank in ranks): time.sleep(.1)\n[rank.kill() for rank in ranks]; sys.exit(1)",
+    ),
+    "launcher that dies": launcher(SLEEP, SLEEP, then="time.sleep(1); os.kill(os.getpid(), 9)"),
+    "daemon": "import subprocess; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '600']); raise SystemExit(4)",
+}
+
+
+@pytest.fixture(scope="module")
+def slow(make_shared_node):
+    """Jobs that take seconds by design, on one node each, all at once."""
+    nodes = {name: make_shared_node(name) for name in SLOW}
+    for name, node in nodes.items():
+        assert node.start(SLOW[name], grace_s=60).result == StartResult.STARTED
+    return nodes
+
+
+@pytest.mark.parametrize(("name", "how"), [("killed rank", "SIGKILL"), ("failed rank", "exit code 3")])
+def test_a_dead_rank_stops_the_whole_tree(slow, name, how):
+    state = slow[name].wait()
+    pids = slow[name].log().split()[1:]
     assert (state.phase, state.stop_reason) == (Phase.KILLED, StopReason.RANK_FAILED)
     assert state.error == f"rank 1 (pid {pids[1].decode()}) died: {how}"
-    assert state.ended_at - state.started_at < 1 + 2.5 + 5
-    assert not node.alive()
+    assert state.ended_at - state.started_at < 1 + 5
+    assert not slow[name].alive()
 
 
-def test_a_rank_that_ends_cleanly_is_no_failure(node):
-    node.start(launcher("import time; time.sleep(5)", "import time; time.sleep(1)", then="sys.exit(ranks[0].wait())"))
-    state = node.wait()
+def test_a_rank_that_ends_cleanly_is_no_failure(slow):
+    state = slow["ended rank"].wait()
     assert (state.phase, state.exit_code, state.error) == (Phase.EXITED, 0, None)
 
 
-def test_a_launcher_that_ends_by_itself_after_a_rank_died_keeps_its_own_exit_code(node):
-    then = "while not any(rank.poll() for rank in ranks): time.sleep(.1)\n"
-    then += "[rank.kill() for rank in ranks]; sys.exit(1)"
-    node.start(launcher("import time; time.sleep(600)", "import os, time; time.sleep(1); os.abort()", then=then))
-    state = node.wait()
+def test_a_launcher_that_ends_by_itself_after_a_rank_died_keeps_its_own_exit_code(slow):
+    state = slow["launcher that ends"].wait()
     assert (state.phase, state.exit_code) == (Phase.EXITED, 1)
     assert "rank 1" in state.error
     assert "SIGABRT" in state.error
+
+
+def test_ranks_do_not_outlive_their_launcher_and_are_not_blamed(slow):
+    state = slow["launcher that dies"].wait()
+    assert (state.phase, state.signal, state.killed, state.error) == (Phase.KILLED, 9, 2, None)
+    assert not slow["launcher that dies"].alive()
+
+
+def test_a_daemon_that_outlives_the_training_is_ended_and_the_exit_code_kept(slow):
+    state = slow["daemon"].wait()
+    assert (state.phase, state.exit_code, state.killed) == (Phase.EXITED, 4, 1)
+    assert 4.5 < state.ended_at - state.started_at < 9
 
 
 def test_progress_and_heartbeat_are_in_the_state(node, tmp_path):

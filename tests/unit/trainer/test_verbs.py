@@ -17,7 +17,6 @@ import pytest
 
 from trainer import bundle, cli, network, probe, process, protocol, torch_locks
 from trainer.paths import NodePaths, PathError
-from trainer.prune import prune
 from trainer.protocol import (
     JobState,
     ListenRequest,
@@ -33,6 +32,7 @@ from trainer.protocol import (
     StopReply,
     StopRequest,
 )
+from trainer.prune import prune
 
 # -- bundle -----------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ def test_probe_tells_facts(node):
     assert min(reply.disk_free, reply.memory_total, reply.memory_available, reply.shm_free, reply.cpu_count) > 0
     assert reply.boot_id == process.boot_id()
     assert reply.holder is None
-    assert os.listdir(node.paths.locks) == []
+    assert list(Path(node.paths.locks).iterdir()) == []
 
 
 def test_probe_of_a_place_that_cannot_be_made(node, tmp_path):
