@@ -42,6 +42,7 @@ class _Exchange:
     host: str = ""
     operation: str = "unknown"
     error: str = ""
+    counted: bool = False
 
 
 class Gateway:
@@ -75,17 +76,23 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        wire = Wire(scope, receive, send)
-        exchange = _Exchange(wire)
+        exchange = _Exchange(Wire(scope, receive, send))
         try:
             reply = await self._reply(scope, exchange)
+            # Before the reply leaves, so that a client that has it finds itself counted.
+            self._count(exchange)
             await _send(exchange, reply)
-        except ClientDisconnect:
-            exchange.error = "ClientDisconnect"
-        except ConnectionCut:
-            exchange.error = "ConnectionCut"
+        except (ClientDisconnect, ConnectionCut) as gone:
+            exchange.error = type(gone).__name__
+            self._count(exchange)
         finally:
-            self._stats.count(exchange.operation, exchange.error, wire.bytes_in, wire.bytes_out)
+            self._stats.count_sent(exchange.wire.bytes_out)
+
+    def _count(self, exchange: _Exchange) -> None:
+        """Count the request, or, if that is done already, only how it ended."""
+        operation = "" if exchange.counted else exchange.operation
+        self._stats.count(operation, exchange.error, 0 if exchange.counted else exchange.wire.bytes_in)
+        exchange.counted = True
 
     async def _reply(self, scope: Scope, exchange: _Exchange) -> Reply:
         exchange.method = scope["method"]

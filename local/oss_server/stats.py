@@ -14,13 +14,18 @@ class Stats:
         self._bytes_in = 0
         self._bytes_out = 0
 
-    def count(self, operation: str, error: str, bytes_in: int, bytes_out: int) -> None:
-        """Add one request; ``error`` is its error code, or empty."""
+    def count(self, operation: str, error: str, bytes_in: int) -> None:
+        """Add one request with what its body brought; ``operation`` and ``error`` (a code) may be empty."""
         with self._lock:
-            self._requests[operation] += 1
+            if operation:
+                self._requests[operation] += 1
             if error:
                 self._errors[error] += 1
             self._bytes_in += bytes_in
+
+    def count_sent(self, bytes_out: int) -> None:
+        """Add bytes of a reply's body."""
+        with self._lock:
             self._bytes_out += bytes_out
 
     def state(self) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """What the tests share: the keys the server knows, and an oss2 bucket signed with one of them."""
 
+import time
 import uuid
 from collections.abc import Callable
 
@@ -44,3 +45,11 @@ def counting(server: RunningServer, operation: str) -> Callable[[], int]:
         return next(int(str(fault["seen"])) for fault in server.faults.state() if fault["id"] == mine)
 
     return seen
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 5) -> None:
+    """Wait for something that another thread is about to bring about."""
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit, "it did not come about in time"
+        time.sleep(0.02)
