@@ -264,7 +264,15 @@ class AirflowClient:
         answer = self.request("GET", path, params={"full_content": True}, headers={"Accept": "application/json"})
         answer.raise_for_status()
         content = answer.json()["content"]
-        return "\n".join(str(item.get("event", item)) if isinstance(item, dict) else str(item) for item in content)
+        return "\n".join(_log_text(item) for item in content)
+
+
+def _log_text(item: Any) -> str:
+    """One structured log record as the UI shows it, with the exceptions that it carries."""
+    if not isinstance(item, dict):
+        return str(item)
+    errors = [f"{error['exc_type']}: {error['exc_value']}" for error in item.get("error_detail") or []]
+    return "\n".join([str(item.get("event", item)), *errors])
 
 
 if __name__ == "__main__":
