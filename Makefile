@@ -34,7 +34,7 @@ types: ## mypy, strict
 	@$(PY) -m mypy
 
 contracts: ## who may import whom
-	@PYTHONPATH=plugins:. $(VENV)/bin/lint-imports --no-logo 2>/dev/null || PYTHONPATH=plugins:. $(VENV)/bin/lint-imports
+	@$(VENV)/bin/lint-imports --no-logo --cache-dir .import_linter_cache
 
 unit: ## pure logic, seconds
 	@$(PY) -m pytest -q tests/unit

@@ -23,6 +23,7 @@ from trainer.protocol import (
     StartResult,
     StatusReply,
     StatusRequest,
+    StopReason,
     StopReply,
     StopRequest,
     Verdict,
@@ -113,7 +114,7 @@ class Gang:
     async def _fence(self, job_ids: set[str]) -> None:
         for old in sorted(job_ids):
             log.info("ending job %s of an earlier generation", old)
-            await self.stop(old, "superseded")
+            await self.stop(old, StopReason.SUPERSEDED)
             await self.wait_until_over(old)
 
     async def stop(self, job_id: str, reason: str, names: list[str] | None = None) -> dict[str, TrainingError]:

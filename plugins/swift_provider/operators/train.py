@@ -19,17 +19,16 @@ from swift_provider.exceptions import (
 from swift_provider.hooks.nodes import NodesHook
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.gang import Gang, result_of
-from swift_provider.planning.gang import GangHandle, Step, describe_end, ended_well, first_failure, next_step
+from swift_provider.planning.gang import ROOT_REASONS, GangHandle, Step, describe_end, ended_well, first_failure, next_step
 from swift_provider.planning.names import digest, job_id
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.settings import origin
 from swift_provider.triggers.gang import GangTrigger, cancelled_try
 from trainer import protocol
-from trainer.protocol import JobState, Owner, Phase
+from trainer.protocol import JobState, Owner, Phase, StopReason
 
 #: Key of the gang's handle in Airflow's task state, which survives retries and clears.
 STATE_KEY = "gang"
-STOP_REASON_DEADLINE = "deadline"
 
 
 class TrainOperator(PlanConsumer):
@@ -117,7 +116,7 @@ class TrainOperator(PlanConsumer):
         for name, state in states.items():
             if state.phase != Phase.ABSENT:
                 self.log.info("generation %d: %s", handle.generation, describe_end(name, state))
-        await gang.stop(handle.job_id, "superseded")
+        await gang.stop(handle.job_id, StopReason.SUPERSEDED)
         await gang.wait_until_over(handle.job_id)
         handle = self._new_handle(context, plan, handle.generation + 1, handle.deadline)
         self._store(context, handle)
@@ -138,7 +137,7 @@ class TrainOperator(PlanConsumer):
         handle = self._load_handle(context, plan)
         states = {name: protocol.from_dict(JobState, state) for name, state in event["states"].items()}
         if event["status"] == "deadline":
-            self._stop(plan, handle.job_id, STOP_REASON_DEADLINE)
+            self._stop(plan, handle.job_id, StopReason.DEADLINE)
             raise DeadlineExceeded(f"max_runtime of {plan.max_runtime:g} s is over; the training was stopped")
         if event["status"] == "lost":
             self._stop(plan, handle.job_id, "node lost")
@@ -228,10 +227,10 @@ def failure_of(
             *(f"  {line}" for line in tails.get(node, [])[-20:]),
         ]
     )
-    if state.phase == Phase.LOST:
+    if state.phase == Phase.LOST or state.stop_reason == StopReason.SIGNAL:
         return NodeLost(text)
-    if state.stop_reason == STOP_REASON_DEADLINE:
+    if state.stop_reason == StopReason.DEADLINE:
         return DeadlineExceeded(text)
-    if state.stop_reason:
-        return TrainingStopped(text)
-    return TrainingFailed(text)
+    if state.stop_reason in ROOT_REASONS:
+        return TrainingFailed(text)
+    return TrainingStopped(text)

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from trainer.protocol import JobState, Phase
+from trainer.protocol import JobState, Phase, StopReason
+
+#: A job that ended for one of these is a cause; one that was stopped for another reason is a consequence.
+ROOT_REASONS = frozenset({None, StopReason.RANK_FAILED, StopReason.SIGNAL, StopReason.DEADLINE})
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,17 @@ def first_failure(states: Mapping[str, JobState]) -> tuple[str, JobState] | None
     failed = [(name, state) for name, state in states.items() if state.phase in Phase.ENDED and not ended_well(state)]
     if not failed:
         return None
-    return min(failed, key=lambda item: (item[1].stop_reason is not None, item[1].ended_at or float("inf")))
+    return min(failed, key=lambda item: (item[1].stop_reason not in ROOT_REASONS, item[1].ended_at or float("inf")))
 
 
 def describe_end(node: str, state: JobState) -> str:
     """How a job ended, in a few words."""
     if state.phase == Phase.LOST:
         words = "its supervisor is gone (reboot, power-off or kill -9)"
+    elif state.stop_reason == StopReason.RANK_FAILED:
+        words = "a rank died"
+    elif state.stop_reason == StopReason.SIGNAL:
+        words = "the machine was shut down, or somebody ended the supervisor"
     elif state.stop_reason:
         words = f"stopped ({state.stop_reason})"
     elif state.signal:
