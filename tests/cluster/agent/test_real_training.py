@@ -43,6 +43,11 @@ for step in range(1000):
     time.sleep(0.3)
 """
 
+SFT = """
+    --model_type qwen2 --template chatml --torch_dtype bfloat16 --use_cpu true --ddp_backend gloo --max_length 128
+    --max_steps 4 --save_steps 2 --logging_steps 1 --add_version false --dataloader_num_workers 0
+""".split()  # noqa: SIM905 - a command line reads best as one
+
 
 class Job:
     """One job on a node of its own."""
@@ -57,13 +62,11 @@ class Job:
             "HF_HUB_OFFLINE": "1",
             "DS_ACCELERATOR": "cpu",
             "TORCH_EXTENSIONS_DIR": str(torch_extensions_dir(ENV)),
-            **{
-                "NNODES": "1",
-                "NODE_RANK": "0",
-                "NPROC_PER_NODE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": f"{port}",
-            },
+            "NNODES": "1",
+            "NODE_RANK": "0",
+            "NPROC_PER_NODE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
         }
         reply = jobs.start(StartRequest(self.workdir, JobSpec("job", argv, env, **more)))
         assert reply.result == StartResult.STARTED, reply.error
@@ -108,13 +111,8 @@ def job(tmp_path):
 def gang(job, tmp_path, free_port):
     """Two ranks under torchrun, past their third step."""
     (tmp_path / "ranks.py").write_text(RANKS)
-    argv = [
-        str(ENV / "bin" / "torchrun"),
-        "--nproc_per_node=2",
-        f"--master_port={free_port}",
-        str(tmp_path / "ranks.py"),
-    ]
-    job.start(argv, free_port)
+    torchrun = [str(ENV / "bin" / "torchrun"), "--nproc_per_node=2", f"--master_port={free_port}"]
+    job.start([*torchrun, str(tmp_path / "ranks.py")], free_port)
     job.until(lambda: "step 3" in job.log, 60)
     time.sleep(1.0)  # the ranks are known
     return job
@@ -165,39 +163,8 @@ def test_the_judge_agrees_with_ms_swift(job, tmp_path, free_port, options, form,
     inputs, output = tmp_path / "inputs", tmp_path / "out"
     make = [str(python_of(ENV)), "-m", "local.tiny_model", str(inputs)]
     subprocess.run(make, check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
-    command = [
-        str(ENV / "bin" / "swift"),
-        "sft",
-        "--model",
-        str(inputs / "model"),
-        "--dataset",
-        str(inputs / "sums.jsonl"),
-    ]
-    command += [
-        "--model_type",
-        "qwen2",
-        "--template",
-        "chatml",
-        "--torch_dtype",
-        "bfloat16",
-        "--use_cpu",
-        "true",
-        "--ddp_backend",
-        "gloo",
-    ]
-    command += [
-        "--max_steps",
-        "4",
-        "--save_steps",
-        "2",
-        "--logging_steps",
-        "1",
-        "--max_length",
-        "128",
-        "--add_version",
-        "false",
-    ]
-    command += ["--dataloader_num_workers", "0", "--output_dir", str(output), *options]
+    command = [str(ENV / "bin" / "swift"), "sft", *SFT, "--output_dir", str(output), *options]
+    command += ["--model", str(inputs / "model"), "--dataset", str(inputs / "sums.jsonl")]
     job.start(command, free_port, output_dir=str(output))
     state = job.wait(280)
     assert (state.phase, state.exit_code) == (Phase.EXITED, 0), job.log[-3000:]

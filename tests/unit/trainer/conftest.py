@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from trainer import jobs, process, protocol
 from trainer.bundle import agent_bundle
 from trainer.paths import NodePaths
 from trainer.protocol import JobSpec, JobState, Phase, StartReply, StartRequest, StatusRequest, StopReply, StopRequest
+
+# A busy machine is no fault of the code: examples may take as long as they need.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 class Node:

@@ -200,7 +200,7 @@ SLOW = {
     "launcher that ends": launcher(
         SLEEP,
         DIES + "os.abort()",
-        then="while not any(rank.poll() for rank in ranks): time.sleep(.1)\n[rank.kill() for rank in ranks]; sys.exit(1)",
+        then="while not any(r.poll() for r in ranks): time.sleep(.1)\n[r.kill() for r in ranks]; sys.exit(1)",
     ),
     "launcher that dies": launcher(SLEEP, SLEEP, then="time.sleep(1); os.kill(os.getpid(), 9)"),
     "daemon": "import subprocess; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '600']); raise SystemExit(4)",
