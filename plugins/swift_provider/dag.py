@@ -37,6 +37,8 @@ RETRY_POLICY = ExceptionRetryPolicy(
         _rule(["HostKeyUnknown"], RetryAction.FAIL, "a person has to look at the host key"),
         _rule(["DeadlineExceeded"], RetryAction.FAIL, "max_runtime is over"),
         _rule(["TrainingStopped"], RetryAction.FAIL, "somebody stopped it on a node"),
+        _rule(["TrainingRefused"], RetryAction.FAIL, "every other try would fail in the same way"),
+        _rule(["NoProgress"], RetryAction.FAIL, "restarts without a new checkpoint"),
         _rule(["NodeBusy"], RetryAction.RETRY, "the node trains something else", timedelta(minutes=5)),
         _rule(["NodeLost"], RetryAction.RETRY, "node lost, resume from the newest checkpoint", timedelta(minutes=2)),
         _rule(["NodeUnreachable"], RetryAction.RETRY, "node out of reach", timedelta(minutes=1)),

@@ -41,6 +41,14 @@ class TrainingFailed(TrainingError):
     """The training ended by itself with an error; the message holds the first cause that was found."""
 
 
+class TrainingRefused(TrainingError):
+    """The training ended with an error that every other try would meet again: wrong arguments, no memory, bad data."""
+
+
+class NoProgress(TrainingError):
+    """Several generations in a row ended without a new complete checkpoint. Trying on would burn GPU hours."""
+
+
 class TrainingStopped(TrainingError):
     """The training was stopped by someone other than this task, for example by hand on a node."""
 

@@ -14,12 +14,22 @@ from swift_provider.exceptions import (
     NodeLost,
     TrainingError,
     TrainingFailed,
+    TrainingRefused,
     TrainingStopped,
 )
 from swift_provider.hooks.nodes import NodesHook
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.gang import Gang, result_of
-from swift_provider.planning.gang import ROOT_REASONS, GangHandle, Step, describe_end, ended_well, first_failure, next_step
+from swift_provider.planning.diagnosis import diagnose
+from swift_provider.planning.gang import (
+    ROOT_REASONS,
+    GangHandle,
+    Step,
+    describe_end,
+    ended_well,
+    first_failure,
+    next_step,
+)
 from swift_provider.planning.names import digest, job_id
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.settings import origin
@@ -27,6 +37,8 @@ from swift_provider.triggers.gang import GangTrigger, cancelled_try
 from trainer import protocol
 from trainer.protocol import JobState, Owner, Phase, StopReason
 
+#: Log lines of the first cause's node that its exception carries.
+SHOWN_LINES = 30
 #: Key of the gang's handle in Airflow's task state, which survives retries and clears.
 STATE_KEY = "gang"
 
@@ -217,20 +229,22 @@ def _plan_hash(plan: LaunchPlan) -> str:
 def failure_of(
     failure: tuple[str, JobState], states: Mapping[str, JobState], tails: Mapping[str, Sequence[str]]
 ) -> TrainingError:
-    """The exception for a gang that ended badly, with the first cause and the lines that show it."""
+    """The exception for a gang that ended badly: the first cause, how every node ended, the lines that show it."""
     node, state = failure
+    cause = diagnose(states, tails)
+    shown = cause.node if cause else node
     text = "\n".join(
         [
-            f"first to end was {describe_end(node, state)}",
-            *(describe_end(name, other) for name, other in states.items() if name != node),
-            f"last lines of {node}:",
-            *(f"  {line}" for line in tails.get(node, [])[-20:]),
+            str(cause) if cause else describe_end(node, state),
+            *(describe_end(name, other) for name, other in states.items()),
+            f"last lines of {shown}:",
+            *(f"  {line}" for line in tails.get(shown, [])[-SHOWN_LINES:]),
         ]
     )
     if state.phase == Phase.LOST or state.stop_reason == StopReason.SIGNAL:
         return NodeLost(text)
     if state.stop_reason == StopReason.DEADLINE:
         return DeadlineExceeded(text)
-    if state.stop_reason in ROOT_REASONS:
-        return TrainingFailed(text)
-    return TrainingStopped(text)
+    if state.stop_reason not in ROOT_REASONS:
+        return TrainingStopped(text)
+    return TrainingRefused(text) if cause and cause.permanent else TrainingFailed(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import random
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -26,7 +27,11 @@ LOG_CHUNK = 4 * 1024 * 1024
 STALE_HEARTBEAT_S = 15.0
 #: How long a node may be unreachable while the run does not step, before it counts as lost (seconds).
 UNREACHABLE_GRACE_S = 600.0
-TAIL_LINES = 40
+TAIL_LINES = 200
+#: How long one round of looks waits for the slowest node (seconds).
+LOOK_PATIENCE_S = 5.0
+#: Between two tries to reach a node that does not answer, at most (seconds).
+LONGEST_PAUSE_S = 30.0
 #: ms-swift prints this when its ranks did not find each other and each trains alone, with exit status 0.
 SOLO_WORLD = "parallel_mode != ParallelMode.DISTRIBUTED"
 
@@ -39,18 +44,32 @@ class NodeView:
     state: JobState | None = None
     heartbeat_seen: float = 0.0
     unreachable_since: float | None = None
+    failures: int = 0
+    next_look: float = 0.0
+    look: asyncio.Task[list[str]] | None = None
     problem: str = ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     solo_world: bool = False
 
     @property
     def ended(self) -> bool:
-        """The job is over and its log has been read to the end."""
+        """No process of the job is left on this node."""
         return self.state is not None and self.state.phase in Phase.ENDED
+
+    @property
+    def failed(self) -> bool:
+        """The job ended badly, or is about to: its supervisor has seen a rank die or is ending it."""
+        if self.state is None:
+            return False
+        if self.ended:
+            return not ended_well(self.state)
+        return self.state.error is not None or self.state.phase == Phase.STOPPING
 
 
 class GangFollower:
     """The jobs of one generation.
+
+    Each node is looked at in a task of its own, so that one that does not answer never delays the others.
 
     Args:
         group: the nodes, connected or not.
@@ -73,34 +92,59 @@ class GangFollower:
         self._last_step: tuple[int, float] = (-1, now)
         self._stop_sent: set[str] = set()
 
-    async def poll(self) -> dict[str, list[str]]:
-        """One look at every node at the same time.
+    async def poll(self, patience: float = LOOK_PATIENCE_S) -> dict[str, list[str]]:
+        """One look at every node at the same time; a node that takes longer than ``patience`` seconds is left to it.
 
         Returns:
             New log lines, by node name.
         """
-        names = list(self.views)
-        results = await asyncio.gather(*(self._poll_node(name) for name in names))
+        now = time.monotonic()
+        for name, view in self.views.items():
+            if view.look is None and now >= view.next_look:
+                view.look = asyncio.create_task(self._look_at(name))
+        looks = [view.look for view in self.views.values() if view.look is not None]
+        if looks:
+            await asyncio.wait(looks, timeout=patience)
+        lines = {name: self._collect(view) for name, view in self.views.items()}
         step = self.progress.step if self.progress else -1
         if step > self._last_step[0]:
             self._last_step = (step, time.monotonic())
         await self._stop_peers_of_failed()
-        return {name: lines for name, lines in zip(names, results, strict=True) if lines}
+        return {name: new for name, new in lines.items() if new}
 
-    async def _poll_node(self, name: str) -> list[str]:
+    def _collect(self, view: NodeView) -> list[str]:
+        if view.look is None or not view.look.done():
+            return []
+        look, view.look = view.look, None
+        lines = look.result()
+        view.tail.extend(lines)
+        view.solo_world = view.solo_world or any(SOLO_WORLD in line for line in lines)
+        return lines
+
+    async def _look_at(self, name: str) -> list[str]:
         view, session = self.views[name], self.group.sessions[name]
         try:
             await self._read_state(view, session)
             lines = await self._read_log(view, session)
         except TrainingError as error:
+            now = time.monotonic()
             if view.unreachable_since is None:
-                view.unreachable_since = time.monotonic()
+                view.unreachable_since = now
             view.problem = str(error)
+            view.failures += 1
+            pause = min(LONGEST_PAUSE_S, 2.0**view.failures)
+            view.next_look = now + random.uniform(pause / 2, pause)  # noqa: S311 - jitter, not a secret
             return []
-        view.unreachable_since, view.problem = None, ""
-        view.tail.extend(lines)
-        view.solo_world = view.solo_world or any(SOLO_WORLD in line for line in lines)
+        view.unreachable_since, view.failures, view.problem = None, 0, ""
         return lines
+
+    async def close(self) -> None:
+        """Ends the looks that are under way and lets go of the connections."""
+        looks = [view.look for view in self.views.values() if view.look is not None]
+        for look in looks:
+            look.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
+        await self.group.close()
 
     async def _read_state(self, view: NodeView, session: NodeSession) -> None:
         text = await session.read(self._path(session, "state.json"))
@@ -174,17 +218,27 @@ class GangFollower:
         return {name: view.cursor.offset for name, view in self.views.items()}
 
     async def _stop_peers_of_failed(self) -> None:
-        """A gang lives and dies together: when one job ended badly, the others are asked to stop, once."""
-        failed = [name for name, view in self.views.items() if view.ended and not ended_well(self.states[name])]
+        """A gang lives and dies together: when one job fails, the others are asked to stop."""
+        failed = [name for name, view in self.views.items() if view.failed]
         if failed:
-            rest = [name for name in self.views if name not in self._stop_sent and not self.views[name].ended]
-            await self.stop(f"{failed[0]} failed", rest)
+            rest = [
+                name
+                for name, view in self.views.items()
+                if name not in failed and name not in self._stop_sent and view.unreachable_since is None
+            ]
+            if rest:
+                await self.stop(f"{failed[0]} failed", [name for name in rest if not self.views[name].ended])
 
-    async def stop(self, reason: str, names: list[str] | None = None) -> None:
-        """Asks the supervisors to end their jobs; returns when they have been asked, not when the jobs are gone."""
+    async def stop(self, reason: str, names: list[str] | None = None) -> set[str]:
+        """Asks the supervisors to end their jobs, without waiting for the jobs to be gone.
+
+        Returns:
+            The nodes that could not be asked.
+        """
         requests = {
             name: StopRequest(workdir=self.group.sessions[name].workdir, job_id=self.job_id, reason=reason)
             for name in (self.views if names is None else names)
         }
-        replies, _ = await self.group.call_each("stop", requests, StopReply, timeout=30.0)
+        replies, errors = await self.group.call_each("stop", requests, StopReply, timeout=30.0)
         self._stop_sent |= set(replies)
+        return set(errors)

@@ -182,7 +182,7 @@ class GangTrigger(BaseTrigger):
     async def cleanup(self) -> None:
         """Lets go of the connections, never of the training: this also runs when a triggerer shuts down."""
         if self._follower is not None and not self._killing:
-            await self._follower.group.close()
+            await self._follower.close()
 
 
 def cancel_reason(try_number: int) -> str:
