@@ -52,6 +52,7 @@ class StartResult:
     STARTED = "started"
     ATTACHED = "attached"  # the same job is there already, alive or ended: look at its state
     BUSY = "busy"  # the lease is with another job; ``holder`` names it
+    CANCELLED = "cancelled"  # a user has cancelled this try of the task; nothing was started
     FAILED = "failed"  # nothing was left behind; ``error`` says why
 
 
@@ -62,6 +63,7 @@ class StopReason:
     SUPERSEDED = "superseded"
     DEADLINE = "deadline"  # the supervisor's own clock said so
     RANK_FAILED = "rank_failed"  # a rank died and its launcher did not end; ``error`` names rank, pid and cause
+    NOT_COMMITTED = "not_committed"  # prepared, but the word to start did not come in time: another node could not
     SIGNAL = "signal"  # somebody sent SIGTERM to the supervisor without a request: a shutdown of the machine
 
 
@@ -90,12 +92,21 @@ class Identity:
 
 @dataclass(frozen=True)
 class Owner:
-    """Who a lease belongs to, in the words of the control side."""
+    """Who a lease belongs to, in the words of the control side.
+
+    Two owners are the same task when everything but ``try_number`` is equal.
+    """
 
     dag_id: str = ""
     run_id: str = ""
     task_id: str = ""
+    map_index: int = -1
+    try_number: int = 0  # the try that started the job; a cancel names the last try that it is meant for
     origin: str = ""  # base URL or host of the Airflow installation
+
+    def same_task(self, other: Owner) -> bool:
+        """Whether both are tries of one task instance of one Airflow installation."""
+        return dataclasses.replace(self, try_number=0) == dataclasses.replace(other, try_number=0)
 
 
 @dataclass(frozen=True)
@@ -388,6 +399,8 @@ class JobSpec:
     owner: Owner = field(default_factory=Owner)
     grace_s: float = 30.0
     deadline: Optional[float] = None
+    gpus: Optional[List[int]] = None  # the GPUs that this job leases; ``None``: the whole node
+    port: Optional[int] = None  # must be free when the job is prepared (rendezvous, on the first node)
     resume_files: Dict[str, str] = field(default_factory=dict)
 
 
@@ -397,6 +410,43 @@ class StartRequest:
 
     workdir: str
     spec: JobSpec
+    hold_s: float = 0.0  # > 0: take the lease and wait that long (seconds) for ``commit`` before the training starts
+
+
+@dataclass
+class CommitRequest:
+    """``commit``: the other nodes are prepared too; start the training that ``start`` with ``hold_s`` prepared."""
+
+    workdir: str
+    job_id: str
+
+
+@dataclass
+class CommitReply:
+    """``error`` is ``None`` when the training runs, or has been running already."""
+
+    state: JobState
+    error: Optional[str] = None
+
+
+@dataclass
+class CancelRequest:
+    """``cancel``: a user has ended this task. Stops every living job of ``owner``, and refuses later starts of it.
+
+    Meant for tries up to ``owner.try_number``: a job of a later try is left alone, and so is its start.
+    """
+
+    workdir: str
+    owner: Owner
+    reason: str = "requested"
+    grace_s: Optional[float] = None
+
+
+@dataclass
+class CancelReply:
+    """The jobs that were asked to stop."""
+
+    jobs: List[JobState] = field(default_factory=list)
 
 
 @dataclass
