@@ -80,7 +80,7 @@ class Gang:
                     job_id=handle.job_id,
                     owner=self.owner,
                     staged=self.staged.get(node.name, {}),
-                    resume_from=resume_from,
+                    resume_from=resume_from and f"{node.output_dir}/{resume_from.rpartition('/')[2]}",
                     deadline=handle.deadline,
                 ),
             )

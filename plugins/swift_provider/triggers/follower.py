@@ -147,6 +147,8 @@ class GangFollower:
         await self.group.close()
 
     async def _read_state(self, view: NodeView, session: NodeSession) -> None:
+        if view.ended:
+            return  # an end is final: the last state that a dead supervisor wrote still says that it runs
         text = await session.read(self._path(session, "state.json"))
         state = protocol.loads(JobState, text.decode()) if text else None
         now = time.monotonic()

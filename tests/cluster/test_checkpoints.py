@@ -1,0 +1,195 @@
+"""Backup and prune of a run whose nodes share no disk: each holds a part of every checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from local.oss_server.serving import RunningServer, running_server
+from swift_provider.exceptions import BackupFailed, TrainingError
+from swift_provider.operators.backup import BackupOperator
+from swift_provider.operators.prune import PruneOperator
+from swift_provider.planning.plan import LaunchPlan
+from tests.cluster.sites import Site
+from tests.unit.trainer import layouts
+from trainer.protocol import Manifest, OssCredentials, OssTarget
+from trainer.store import list_manifests, open_bucket
+
+NODES = ("node1", "node2")
+SECRET = "local-secret"
+FACTS = {"packages": {"node1": {"torch": "2.0", "ms-swift": "4.6.0"}}}
+
+
+@dataclass
+class Run:
+    """A finished training of two nodes and its bucket."""
+
+    site: Site
+    server: RunningServer
+    plan: LaunchPlan
+
+    def save(self, step: int) -> dict[str, bytes]:
+        """A ZeRO-3 checkpoint of two ranks: what is rank 1's lies on node2, everything else on node1."""
+        config = {"deepspeed": {"zero_optimization": {"stage": 3}}}
+        files = {**layouts.common(step, config), **layouts.FULL, **layouts.deepspeed(step, 3)}
+        content = {name: text.encode() if isinstance(text, str) else text for name, text in files.items()}
+        content["model.safetensors"] = layouts.safetensors(300_000)
+        for node, part in zip(NODES, split(content), strict=True):
+            layouts.write(self.folder(node) / f"checkpoint-{step}", part)
+        return content
+
+    def folder(self, node: str) -> Path:
+        return Path(next(item.output_dir for item in self.plan.nodes if item.name == node))
+
+    def backup(self, **changes: Any) -> Any:
+        plan = self.plan.model_copy(update=changes)
+        return BackupOperator(task_id="backup", plan=plan.model_dump(mode="json"), facts=FACTS).execute({})
+
+    def prune(self, **changes: Any) -> Any:
+        plan = self.plan.model_copy(update=changes)
+        return PruneOperator(task_id="prune", plan=plan.model_dump(mode="json")).execute({})
+
+    @property
+    def target(self) -> OssTarget:
+        credentials = OssCredentials("local", SECRET)
+        return OssTarget(self.server.endpoint, "cn-hangzhou", "bucket", "ckpt/dag/run", credentials)
+
+    def manifests(self) -> dict[str, Manifest]:
+        return {manifest.name: manifest for manifest in list_manifests(self.target)}
+
+    def objects(self) -> dict[str, bytes]:
+        bucket = open_bucket(self.target)
+        keys = [item.key for item in bucket.list_objects_v2(prefix=self.target.prefix, max_keys=1000).object_list]
+        return {key.removeprefix(f"{self.target.prefix}/"): bucket.get_object(key).read() for key in keys}
+
+    def on_disk(self, node: str) -> set[str]:
+        return {path.name for path in self.folder(node).glob("checkpoint-*")}
+
+
+def split(files: dict[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    second = {name: data for name, data in files.items() if "rank_1" in name or name == "rng_state_1.pth"}
+    # save_on_each_node: what is common is there twice
+    both = {name: data for name, data in files.items() if name in ("args.json", "trainer_state.json", "latest")}
+    return {name: data for name, data in files.items() if name not in second}, {**second, **both}
+
+
+@pytest.fixture
+def run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    with running_server(tmp_path / "oss", {"local": SECRET}, buckets=["bucket"]) as server:
+        extra = {"access_key_id": "local", "access_key_secret": SECRET, "region": "cn-hangzhou"}
+        connection = {"conn_type": "oss", "extra": {**extra, "endpoint": server.endpoint}}
+        monkeypatch.setenv("AIRFLOW_CONN_OSS_DEFAULT", json.dumps(connection))
+        policy = {"backup": "oss://bucket/ckpt", "keep_last": 1, "keep_best": {"metric": "eval_loss", "mode": "min"}}
+        yield Run(site, server, site.plan(checkpoints=policy))
+
+
+def test_the_manifest_is_the_union_and_each_file_goes_once(run: Run) -> None:
+    content = run.save(8)
+    [result] = run.backup()
+    assert (result["name"], result["files"]) == ("checkpoint-8", len(content))
+    assert result["url"] == "oss://bucket/ckpt/dag/run/checkpoint-8"
+    assert result["bytes"] == sum(map(len, content.values()))
+    manifest = run.manifests()["checkpoint-8"]
+    assert {file.path: file.size for file in manifest.files} == {name: len(data) for name, data in content.items()}
+    assert len(manifest.files) == len({file.path for file in manifest.files})
+    assert {file.node for file in manifest.files} == set(NODES)
+    assert manifest.world_size == 2
+    assert manifest.versions["ms-swift"] == "4.6.0"
+    objects = run.objects()
+    del objects["checkpoint-8/manifest.json"]
+    assert objects == {f"checkpoint-8/{name}": data for name, data in content.items()}
+    stamps = object_times(run)
+    run.backup()  # again: nothing is sent twice
+    after = object_times(run)
+    assert {key for key in stamps if stamps[key] != after[key]} <= {"checkpoint-8/manifest.json"}
+
+
+def object_times(run: Run) -> dict[str, Any]:
+    bucket = open_bucket(run.target)
+    listing = bucket.list_objects_v2(prefix=run.target.prefix, max_keys=1000).object_list
+    keys = [item.key for item in listing]
+    return {key.removeprefix(f"{run.target.prefix}/"): bucket.head_object(key).headers["Last-Modified"] for key in keys}
+
+
+def test_a_half_written_checkpoint_stays_out_of_the_bucket(run: Run) -> None:
+    run.save(8)
+    run.save(9)
+    (run.folder("node2") / "checkpoint-9" / "rng_state_1.pth").unlink()
+    assert [item["name"] for item in run.backup()] == ["checkpoint-8"]
+    assert not [key for key in run.objects() if key.startswith("checkpoint-9/")]
+
+
+def test_after_a_nodes_error_a_retry_sends_only_what_is_missing(run: Run) -> None:
+    content = run.save(8)
+    broken = run.folder("node2") / "checkpoint-8" / "global_step8" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
+    key = "ckpt/dag/run/checkpoint-8/global_step8/zero_pp_rank_1_mp_rank_00_model_states.pt"
+    run.server.inject(kind="status", method="PUT", key=key, status=403, code="AccessDenied", times=None)
+    with pytest.raises(BackupFailed) as caught:
+        run.backup()
+    assert "checkpoint-8: node2: " in str(caught.value)
+    assert broken.name in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert not run.manifests(), "a manifest speaks of whole checkpoints only"
+    sent = set(run.objects())
+    assert sent == {f"checkpoint-8/{name}" for name in content if not name.endswith(broken.name)}
+    stamps = object_times(run)
+    run.server.faults.clear()
+    run.backup()
+    after = object_times(run)
+    assert {name for name in sent if after[name] != stamps[name]} == set()
+    assert len(run.manifests()["checkpoint-8"].files) == len(content)
+
+
+def test_a_node_that_is_down_makes_no_judgement_and_deletes_nothing(run: Run) -> None:
+    for step in (8, 16, 24):
+        run.save(step)
+    run.backup()
+    run.site.publish("node2", port=1)
+    for work in (run.backup, run.prune):
+        with pytest.raises(TrainingError) as caught:
+            work()
+        assert "node2" in str(caught.value)
+    assert run.on_disk("node1") == {"checkpoint-8", "checkpoint-16", "checkpoint-24"}
+
+
+def test_prune_keeps_newest_and_best_on_both_nodes_and_in_the_bucket(run: Run) -> None:
+    for step in (8, 16, 24):
+        run.save(step)
+    run.backup()
+    best = {name: manifest.metrics["eval_loss"] for name, manifest in run.manifests().items()}
+    wanted = {"checkpoint-24", min(best, key=lambda name: best[name])}
+    tried = run.prune(prune_dry_run=True)  # decides and deletes nothing
+    assert any(not item["keep"] for item in tried["nodes"])
+    assert any(not item["keep"] for item in tried["bucket"])
+    assert len(run.on_disk("node1")) == len(run.on_disk("node2")) == len(run.manifests()) == 3
+    decisions = run.prune()
+    assert {item["name"] for item in decisions["nodes"] if item["keep"]} == wanted
+    assert run.on_disk("node1") == run.on_disk("node2") == wanted
+    assert set(run.manifests()) == wanted
+    assert {key.split("/")[0] for key in run.objects()} == wanted
+
+
+def test_prune_never_deletes_what_is_not_verified_in_the_bucket(run: Run) -> None:
+    for step in (8, 16, 24):
+        run.save(step)
+    run.backup()
+    bucket = open_bucket(run.target)
+    bucket.delete_object("ckpt/dag/run/checkpoint-8/manifest.json")
+    larger = run.folder("node2") / "checkpoint-16" / "rng_state_1.pth"
+    larger.write_bytes(b"another state than the one in the bucket")
+    decisions = {item["name"]: item for item in run.prune()["nodes"]}
+    for name in ("checkpoint-8", "checkpoint-16"):
+        assert decisions[name]["keep"], decisions[name]
+        for node in NODES:
+            assert name in run.on_disk(node)
+
+
+def test_backup_without_a_bucket_is_no_error(run: Run) -> None:
+    run.save(8)
+    policy = run.plan.checkpoints.model_copy(update={"backup": None})
+    assert run.backup(checkpoints=policy) == []
