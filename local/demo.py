@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,25 +45,39 @@ def view(tasks: dict[str, dict[str, Any]], progress: dict[str, Any] | None, star
         duration = item.get("duration")
         seconds = f"{duration:.0f}" if duration is not None else ""
         table.add_row(task, Text(state, style=COLORS.get(state, "dim")), seconds)
-    step = (progress or {}).get("progress") or {}
     line = Text(f"{time.monotonic() - started:4.0f} s  ", style="dim")
-    if step:
-        loss = f"  loss {step['loss']:.3f}" if step.get("loss") is not None else ""
-        eta = f"  ETA {step['remaining_s']:.0f} s" if step.get("remaining_s") is not None else ""
-        line.append(f"step {step['step']}/{step['max_steps']}{loss}{eta}", style="bold")
+    line.append(progress_text(progress), style="bold")
     nodes = ", ".join(f"{name} {node['phase']}" for name, node in ((progress or {}).get("nodes") or {}).items())
     return Group(table, line, Text(nodes, style="dim"))
 
 
+def progress_text(progress: dict[str, Any] | None) -> str:
+    """Step, loss and time left, in one line; empty before the first step."""
+    step = (progress or {}).get("progress") or {}
+    if not step:
+        return ""
+    loss = f"  loss {step['loss']:.3f}" if step.get("loss") is not None else ""
+    eta = f"  ETA {step['remaining_s']:.0f} s" if step.get("remaining_s") is not None else ""
+    return f"step {step['step']}/{step['max_steps']}{loss}{eta}"
+
+
 def follow(client: AirflowClient, run_id: str) -> str:
-    """Shows the run until it has ended; returns its state."""
+    """Shows the run until it has ended, live in a terminal, else a line for each change; returns its state."""
     started = time.monotonic()
     progress: dict[str, Any] | None = None
-    with Live(console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
+    said: set[str] = set()
+    with Live(console=console, refresh_per_second=2) if console.is_terminal else nullcontext() as live:
         while True:
             tasks = client.task_instances(DAG_ID, run_id)
             progress = client.xcom(DAG_ID, run_id, "train", "progress") or progress
-            live.update(view(tasks, progress, started))
+            if live is not None:
+                live.update(view(tasks, progress, started))
+            else:
+                lines = [f"{task} {tasks[task]['state']}" for task in TASKS if task in tasks and tasks[task]["state"]]
+                for line in [*lines, progress_text(progress)]:
+                    if line and line not in said:
+                        console.print(f"{time.monotonic() - started:4.0f} s  {line}", highlight=False)
+                        said.add(line)
             state = client.run_state(DAG_ID, run_id)
             if state in ("success", "failed"):
                 return state
@@ -75,7 +90,8 @@ def bucket_tree(laptop: Laptop) -> Tree:
 
     tree = Tree(f"oss://{BUCKET}")
     for manifest in list_manifests(laptop.oss_target("checkpoints")):
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in manifest.metrics.items())
+        shown = {name: manifest.metrics[name] for name in ("loss", "eval_loss") if name in manifest.metrics}
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
         title = f"{manifest.dag_id} / {manifest.run_id} / [bold]{manifest.name}[/bold]  {manifest.total_bytes:,} bytes"
         branch = tree.add(f"{title}  manifest: {len(manifest.files)} files, {manifest.format}, {metrics}")
         for file in manifest.files:

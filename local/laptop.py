@@ -149,9 +149,10 @@ class Laptop:
             return
         inputs = self.folder / "inputs"
         python = str(self.trainer_env / "bin" / "python")
-        subprocess.run(
-            [python, "-m", "local.tiny_model", str(inputs)], check=True, cwd=PROJECT, stdout=subprocess.DEVNULL
-        )
+        command = [python, "-m", "local.tiny_model", str(inputs)]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the tiny model could not be made:\n{done.stderr[-2000:]}")
         for path in sorted((inputs / "model").iterdir()):
             bucket.put_object_from_file(f"models/tiny-qwen2/{path.name}", str(path))
         for name in ("sums.jsonl", "sums-eval.jsonl"):
