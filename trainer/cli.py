@@ -14,9 +14,11 @@ VERBS: Dict[str, Tuple[str, str, str]] = {
     "listen": ("trainer.network", "listen", "ListenRequest"),
     "reach": ("trainer.network", "reach", "ReachRequest"),
     "stage": ("trainer.stage", "stage", "StageRequest"),
-    "start": ("trainer.jobs", "start", "StartRequest"),
+    "start": ("trainer.start", "start", "StartRequest"),
+    "commit": ("trainer.start", "commit", "CommitRequest"),
     "status": ("trainer.jobs", "status", "StatusRequest"),
-    "stop": ("trainer.jobs", "stop", "StopRequest"),
+    "stop": ("trainer.stop", "stop", "StopRequest"),
+    "cancel": ("trainer.stop", "cancel", "CancelRequest"),
     "jobs": ("trainer.jobs", "jobs", "JobsRequest"),
     "checkpoints": ("trainer.checkpoints.scan", "checkpoints", "CheckpointsRequest"),
     "backup": ("trainer.transfer", "backup", "BackupRequest"),
@@ -53,9 +55,9 @@ def main() -> int:
     verb = arguments[0] if arguments else ""
     try:
         if verb == "_supervise":
-            from trainer.supervisor import supervise
+            from trainer.supervise import supervise
 
-            return supervise(arguments[1], arguments[2], int(arguments[3]), int(arguments[4]))
+            return supervise(*arguments[1:])
         reply = answer(verb, sys.stdin.buffer.read().decode("utf-8"))
     except Exception as error:
         sys.stderr.write(describe(verb or "trainer", error) + "\n")

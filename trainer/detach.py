@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 from typing import Collection, Dict, List, NoReturn, Sequence
 
@@ -26,18 +27,23 @@ def agent_environment() -> Dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SSH_") and name != MARKER}
 
 
-def spawn_detached(command: Sequence[str], environment: Dict[str, str], stderr: str, keep: Collection[int]) -> None:
+def spawn_detached(
+    command: Sequence[str], environment: Dict[str, str], stderr: str, keep: Collection[int], limit_s: int
+) -> None:
     """Run ``command`` as a daemon with its output appended to the file ``stderr`` and only ``keep`` left open.
 
-    Returns when the daemon has been forked; whether its ``exec`` succeeded is told by the descriptors in ``keep``.
+    The kernel ends it after ``limit_s`` seconds unless it calls ``signal.alarm(0)`` before. Returns when the daemon has
+    been forked; whether its ``exec`` succeeded is told by the descriptors in ``keep``.
     """
     pid = os.fork()
     if pid == 0:
-        _become_daemon(command, environment, stderr, keep)
+        _become_daemon(command, environment, stderr, keep, limit_s)
     os.waitpid(pid, 0)
 
 
-def _become_daemon(command: Sequence[str], environment: Dict[str, str], stderr: str, keep: Collection[int]) -> NoReturn:
+def _become_daemon(
+    command: Sequence[str], environment: Dict[str, str], stderr: str, keep: Collection[int], limit_s: int
+) -> NoReturn:
     try:
         os.setsid()
         if os.fork():
@@ -54,6 +60,7 @@ def _become_daemon(command: Sequence[str], environment: Dict[str, str], stderr: 
                     os.close(descriptor)
         for descriptor in keep:
             os.set_inheritable(descriptor, True)
+        signal.alarm(limit_s)
         os.execve(command[0], list(command), environment)  # noqa: S606 - a shell is what we avoid
     except BaseException as error:
         os.write(2, f"cannot start the supervisor: {error!r}\n".encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from typing import Iterator, Optional
 
@@ -20,7 +21,7 @@ def write_atomic(path: str, data: bytes, sync: bool = False) -> None:
     Raises:
         OSError: the disk is full, the folder is missing or not writable; ``path`` is then unchanged.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -65,30 +66,30 @@ def open_lock(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Take the exclusive lock of an open file description at once, or answer ``False``."""
+def try_lock(descriptor: int, shared: bool = False) -> bool:
+    """Take the lock of an open file description at once, exclusive or shared, or answer ``False``."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
 def is_locked(path: str) -> bool:
-    """Whether some process holds the flock of ``path``. Takes the lock for an instant to know."""
+    """Whether some process holds the exclusive flock of ``path``. Shares the lock for an instant to know."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        return not try_lock(descriptor)
+        return not try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def locked(path: str, timeout_s: float = 60.0) -> Iterator[None]:
-    """Hold the exclusive flock of ``path`` for the length of the block.
+def locked(path: str, timeout_s: float = 60.0) -> Iterator[int]:
+    """Hold the exclusive flock of ``path`` for the length of the block, or for as long as a process keeps the answer.
 
     Raises:
         TimeoutError: another process held it for ``timeout_s`` seconds.
@@ -100,6 +101,6 @@ def locked(path: str, timeout_s: float = 60.0) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{path} is locked by another process for more than {timeout_s:g} s")
             time.sleep(0.02)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -25,6 +25,7 @@ class JobPaths:
         self.log = os.path.join(folder, "log")
         self.supervisor_log = os.path.join(folder, "supervisor.log")
         self.stop_request = os.path.join(folder, "stop.json")
+        self.commit = os.path.join(folder, "commit.json")
         self.processes = os.path.join(folder, "processes.json")
 
     @property
@@ -66,12 +67,22 @@ class NodePaths:
         self.runs = os.path.join(self.workdir, "runs")
         self.lease = os.path.join(self.locks, "lease.lock")
         self.start_lock = os.path.join(self.locks, "start.lock")
+        self.build_lock = os.path.join(self.locks, "build.lock")
         self.holder = os.path.join(self.locks, "holder.json")
+        self.cancelled = os.path.join(self.locks, "cancelled.json")
 
     def create(self) -> None:
         """Make the work folder and its parts, readable by their owner alone."""
         for folder in (self.workdir, self.agent, self.locks, self.cache, self.jobs, self.runs):
             os.makedirs(folder, mode=PRIVATE_FOLDER, exist_ok=True)
+
+    def gpu_lock(self, index: int) -> str:
+        """The lock file of one GPU."""
+        return os.path.join(self.locks, f"gpu-{index}.lock")
+
+    def gpu_holder(self, index: int) -> str:
+        """The note that says who holds that lock."""
+        return os.path.join(self.locks, f"gpu-{index}.json")
 
     def job(self, job_id: str) -> JobPaths:
         """The files of one job.

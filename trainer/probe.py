@@ -13,10 +13,10 @@ from importlib import metadata
 from typing import Dict, List, Optional, Tuple
 
 from trainer.files import open_lock, try_lock
+from trainer.lease import holders
 from trainer.paths import NodePaths
 from trainer.process import boot_id
 from trainer.protocol import Gpu, ProbeReply, ProbeRequest
-from trainer.records import read_holder
 
 _MIB = 1 << 20
 _QUERY = "--query-gpu=index,name,memory.total,memory.used"
@@ -33,6 +33,7 @@ def probe(request: ProbeRequest) -> ProbeReply:
     workdir_error = _make_and_use(node)
     memory = read_memory()
     disk_free, disk_total = _disk(node.workdir)
+    found = holders(node)
     shared_free = _disk(request.shared_dir)[0] if request.shared_dir else None
     return ProbeReply(
         hostname=platform.node(),
@@ -52,7 +53,8 @@ def probe(request: ProbeRequest) -> ProbeReply:
         cpu_count=len(os.sched_getaffinity(0)),
         boot_id=boot_id(),
         clock=time.time(),
-        holder=read_holder(node),
+        holder=next(iter(found), None),
+        holders=found,
     )
 
 

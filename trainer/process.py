@@ -146,17 +146,21 @@ def table() -> Dict[int, Stat]:
     return {pid: stat for pid, stat in found if stat is not None}
 
 
+def markers(workdir: str) -> Dict[Identity, str]:
+    """The running processes that carry this node's marker, each with the job id that it names."""
+    wanted = f"{MARKER}={marker(workdir, '')}".encode()
+    found = {}
+    for pid in all_pids():
+        job_id = next((item[len(wanted) :] for item in read_environ(pid) if item.startswith(wanted)), None)
+        identity = identify(pid) if job_id is not None and pid != os.getpid() else None
+        if job_id is not None and identity is not None and is_alive(identity):
+            found[identity] = os.fsdecode(job_id)
+    return found
+
+
 def marked(workdir: str, job_id: Optional[str] = None) -> Set[Identity]:
     """The running processes that carry this node's marker, of one job or of any."""
-    wanted = f"{MARKER}={marker(workdir, job_id or '')}".encode()
-    found = set()
-    for pid in all_pids():
-        items = read_environ(pid)
-        hit = wanted in items if job_id else any(item.startswith(wanted) for item in items)
-        identity = identify(pid) if hit and pid != os.getpid() else None
-        if identity is not None and is_alive(identity):
-            found.add(identity)
-    return found
+    return {identity for identity, name in markers(workdir).items() if job_id in (None, name)}
 
 
 def descendants(roots: Iterable[int], processes: Optional[Dict[int, Stat]] = None) -> Set[Identity]:

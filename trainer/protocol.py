@@ -111,12 +111,13 @@ class Owner:
 
 @dataclass(frozen=True)
 class Holder:
-    """The job that holds a node's lease. ``since`` is in seconds since the epoch."""
+    """A job that holds a lease of a node. ``since`` is in seconds since the epoch."""
 
     job_id: str
     owner: Owner = field(default_factory=Owner)
     since: float = 0.0
     supervisor: Optional[Identity] = None
+    gpus: Optional[List[int]] = None  # the leased GPUs; ``None``: the whole node
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,8 @@ class ProbeReply:
     cpu_count: Optional[int] = None
     boot_id: str = ""
     clock: float = 0.0
-    holder: Optional[Holder] = None
+    holder: Optional[Holder] = None  # the first of ``holders``
+    holders: List[Holder] = field(default_factory=list)  # every job that holds a lease here, oldest first
 
 
 @dataclass
@@ -511,7 +513,8 @@ class JobsReply:
     """States as ``status`` would prove them, oldest first."""
 
     jobs: List[JobState] = field(default_factory=list)
-    holder: Optional[Holder] = None
+    holder: Optional[Holder] = None  # the first of ``holders``
+    holders: List[Holder] = field(default_factory=list)  # every job that holds a lease here, oldest first
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The small JSON files through which a supervisor and the verbs speak: state, spec, holder, stop request, journal."""
+"""The small JSON files through which a supervisor and the verbs speak: state, spec, stop, commit, journal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Iterable, List, Optional, Set, Type, TypeVar
 
 from trainer.files import read_bytes, write_atomic
-from trainer.paths import JobPaths, NodePaths
+from trainer.paths import JobPaths, NodePaths, PathError
 from trainer.process import is_alive
-from trainer.protocol import Holder, Identity, JobSpec, JobState, ProtocolError, dumps, from_dict, loads
+from trainer.protocol import Identity, JobSpec, JobState, ProtocolError, dumps, from_dict, loads
 
 T = TypeVar("T")
 
@@ -24,7 +24,8 @@ class StopIntent:
     grace_s: Optional[float] = None
 
 
-def _read(cls: Type[T], path: str) -> Optional[T]:
+def read(cls: Type[T], path: str) -> Optional[T]:
+    """The record in a file; ``None`` when there is none or it cannot be read."""
     data = read_bytes(path)
     if data is None:
         return None
@@ -41,7 +42,7 @@ def write_state(job: JobPaths, state: JobState, sync: bool = False) -> None:
 
 def read_state(job: JobPaths) -> Optional[JobState]:
     """The state as its supervisor wrote it last, unproven; ``None`` when there is none or it cannot be read."""
-    return _read(JobState, job.state)
+    return read(JobState, job.state)
 
 
 def write_spec(job: JobPaths, spec: JobSpec) -> None:
@@ -51,7 +52,7 @@ def write_spec(job: JobPaths, spec: JobSpec) -> None:
 
 def read_spec(job: JobPaths) -> Optional[JobSpec]:
     """The spec that the job was started with."""
-    return _read(JobSpec, job.spec)
+    return read(JobSpec, job.spec)
 
 
 def write_stop(job: JobPaths, intent: StopIntent) -> None:
@@ -61,18 +62,12 @@ def write_stop(job: JobPaths, intent: StopIntent) -> None:
 
 def read_stop(job: JobPaths) -> Optional[StopIntent]:
     """The wish to stop, if there is one."""
-    return _read(StopIntent, job.stop_request)
+    return read(StopIntent, job.stop_request)
 
 
-def write_holder(node: NodePaths, holder: Holder) -> None:
-    """Say who holds the lease; the lease itself is the flock."""
-    write_atomic(node.holder, dumps(holder).encode())
-
-
-def read_holder(node: NodePaths) -> Optional[Holder]:
-    """Who holds the lease now; a note that a dead supervisor left behind does not count."""
-    holder = _read(Holder, node.holder)
-    return holder if holder is not None and is_alive(holder.supervisor) else None
+def write_commit(job: JobPaths) -> None:
+    """Leave the word to start the training where the supervisor that waits for it finds it."""
+    write_atomic(job.commit, b"{}")
 
 
 def write_processes(job: JobPaths, processes: Iterable[Identity]) -> None:
@@ -90,9 +85,14 @@ def read_processes(job: JobPaths) -> Set[Identity]:
     return {identity for identity in found if is_alive(identity)}
 
 
-def job_ids(node: NodePaths) -> List[str]:
-    """The ids of all jobs that this node has a folder of."""
+def known_jobs(node: NodePaths) -> List[JobPaths]:
+    """Every job that this node has a folder of."""
     try:
-        return sorted(entry.name for entry in os.scandir(node.jobs) if entry.is_dir() and entry.name[0] != ".")
+        names = sorted(entry.name for entry in os.scandir(node.jobs) if entry.is_dir())
     except FileNotFoundError:
         return []
+    found = []
+    for name in names:
+        with contextlib.suppress(PathError):  # somebody else's folder
+            found.append(node.job(name))
+    return found

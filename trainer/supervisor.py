@@ -11,14 +11,16 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import time
-from typing import Any, Iterator, NamedTuple, Optional, Set
+from typing import Any, NamedTuple, Optional, Sequence, Set
 
-from trainer import process, records, torch_locks
+from trainer import lease, process, records, torch_locks
 from trainer.checkpoints.watch import CheckpointWatch
-from trainer.launch import launch
+from trainer.complaints import complaints, say
+from trainer.files import locked
+from trainer.launch import launch, prove_launchable
 from trainer.paths import JobPaths, NodePaths
+from trainer.ports import PortPromise
 from trainer.progress import ProgressReader
 from trainer.protocol import Holder, Identity, JobSpec, JobState, Phase, StopReason
 from trainer.ranks import RankWatch
@@ -30,6 +32,7 @@ SCAN_S = 2.0  # between two looks at the process tree; at the beginning, when th
 LINGER_S = 5.0  # that daemons may outlive the training process
 RANK_PATIENCE_S = 2.5  # that the launcher has to end by itself after one of its ranks died
 RANK_GRACE_S = 1.5  # between TERM and KILL after that
+CANNOT_RUN = 127  # exit code of a command that could not be run, as shells say it
 LAST_WORD_S = 120.0  # of tries to write how the job ended, on a disk that is full
 STUCK_S = 20.0  # of KILL after which the processes that are left are reported
 
@@ -58,6 +61,7 @@ class Supervisor:
         self._ranks = RankWatch(self._poll, job.log)
         self._progress = ProgressReader(os.path.join(spec.output_dir, "logging.jsonl")) if spec.output_dir else None
         self._checkpoints = CheckpointWatch(spec.output_dir)
+        self._port: Optional[PortPromise] = None
         self._began = time.monotonic()
         self._child_pid = 0
         self._child_ended: Optional[float] = None  # monotonic, like all that follow
@@ -70,31 +74,68 @@ class Supervisor:
 
     # -- the beginning ----------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Take the node for this job and start the training process.
+    def prepare(self) -> None:
+        """Take the node for this job and prove that its training can start.
 
         Raises:
-            OSError: the training process cannot be started; no state is left behind.
+            OSError: it cannot: a program is missing, the port is taken.
+            ValueError: the spec cannot be meant.
         """
         self._listen_to_signals()
         process.become_subreaper()
-        holder = Holder(self._spec.job_id, self._spec.owner, self._state.started_at, self._state.supervisor)
-        records.write_holder(self._node, holder)
+        since, supervisor = self._state.started_at, self._state.supervisor
+        lease.write_notes(self._node, Holder(self._spec.job_id, self._spec.owner, since, supervisor, self._spec.gpus))
+        prove_launchable(self._node, self._job, self._spec)
+        self._port = PortPromise(self._spec.port) if self._spec.port is not None else None
         self._write_state(sync=True)
-        for path in torch_locks.remove_stale_locks(torch_locks.extensions_folder({**os.environ, **self._spec.env})):
-            say(f"removed the stale build lock {path}")
-        try:
-            self._child_pid = launch(self._node, self._job, self._spec)
-        except BaseException:
-            os.unlink(self._job.state)
-            raise
+
+    def wait_for_commit(self, hold_s: float) -> bool:
+        """Wait for the word to start; ``False`` when a stop, the deadline or the end of the time came first.
+
+        The decision falls here and nowhere else: a word that comes too late finds a job that has ended.
+        """
+        over = time.monotonic() + hold_s
+        while True:
+            now = time.monotonic()
+            self._want_stop(now)
+            if self._stop is None and now >= over:
+                self._stop = Stop(StopReason.NOT_COMMITTED, 0.0)
+            if self._stop is not None:
+                self._state.stop_reason = self._stop.reason
+                return False
+            if os.path.exists(self._job.commit):
+                return True
+            if now >= self._next_state:
+                self._write_state()
+            self._sleep()
+
+    def launch(self) -> None:
+        """Start the training process.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        folder = torch_locks.extensions_folder({**os.environ, **self._spec.env})
+        with complaints("build locks"), locked(self._node.build_lock):
+            for path in torch_locks.remove_stale_locks(folder):
+                say(f"removed the stale build lock {path}")
+        if self._port is not None:
+            self._port.let_bind()
+        self._began = time.monotonic()
+        self._child_pid = launch(self._node, self._job, self._spec)
         self._state.child = process.identify(self._child_pid)
         self._state.phase = Phase.RUNNING
-        self._write_state(sync=True)
+        with complaints("state"):  # from here on there is a training to look after
+            self._write_state(sync=True)
+
+    def give_up(self, error: str) -> None:
+        """Note that a job that was prepared could not be launched."""
+        self._state.error = error
+        self._state.exit_code = CANNOT_RUN
 
     def _listen_to_signals(self) -> None:
         # Handlers, not SIG_IGN: an ignored signal would stay ignored in the training.
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(number, _wake)
         signal.signal(signal.SIGTERM, self._on_term)
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -219,6 +260,12 @@ class Supervisor:
 
     # -- the end ----------------------------------------------------------------------------------------------
 
+    def release(self, descriptors: Sequence[int]) -> None:
+        """Give port and lease back: no process of the job is left."""
+        if self._port is not None:
+            self._port.give_back()
+        lease.give_back(self._node, self._spec.gpus, descriptors)
+
     def finish(self) -> None:
         """Write how the job ended."""
         self._look()
@@ -247,53 +294,3 @@ class Supervisor:
 
 def _wake(_number: int, _frame: Any) -> None:
     """Nothing: the wakeup descriptor has done it."""
-
-
-def say(text: str) -> None:
-    """One line with the time for the supervisor's own log."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(stamp, text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the supervisor's log
-
-
-_said: Set[str] = set()
-
-
-@contextlib.contextmanager
-def complaints(what: str) -> Iterator[None]:
-    """Write an error of the block to the supervisor's log, once, and go on: the training matters more."""
-    try:
-        yield
-    except Exception as error:
-        text = f"{what}: {error!r}"
-        if text not in _said:
-            _said.add(text)
-            say(text)
-
-
-def supervise(workdir: str, job_id: str, lease: int, ready: int) -> int:
-    """The body of the detached process; ``lease`` is the locked lease, ``ready`` the pipe to whoever started it."""
-    os.set_inheritable(lease, False)
-    os.set_inheritable(ready, False)
-    node = NodePaths(workdir)
-    job = node.job(job_id)
-    spec = records.read_spec(job)
-    try:
-        if spec is None:
-            raise FileNotFoundError(f"{job.spec} is missing or unreadable")
-        supervisor = Supervisor(node, job, spec)
-        supervisor.start()
-    except Exception as error:
-        os.close(lease)
-        _answer(ready, f"cannot start the training: {error}")
-        return 1
-    _answer(ready, "ok")
-    supervisor.follow()
-    os.close(lease)  # before the last state: whoever reads that the job ended may use the node at once
-    supervisor.finish()
-    return 0
-
-
-def _answer(ready: int, text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever started us is gone; the job goes on
-        os.write(ready, text.encode())
-    os.close(ready)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Dict, List, Mapping, Set
+from typing import Dict, List, Mapping, Set, Tuple
 
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs", "rootfs"})
 _OLD_S = 3600.0
+PAUSE_S = 0.2  # between the two looks
 
 
 def extensions_folder(environment: Mapping[str, str]) -> str:
@@ -26,19 +27,35 @@ def extensions_folder(environment: Mapping[str, str]) -> str:
 
 
 def remove_stale_locks(folder: str) -> List[str]:
-    """Remove the stale locks below ``folder``; call it when no training runs on this node. Returns their paths."""
-    locks = find_locks(folder)
-    if not locks:
+    """Remove the stale locks below ``folder`` while others may build there; one caller at a time. Returns their paths.
+
+    A builder that ends closes its lock an instant before it removes it; so a lock counts as stale only when it is the
+    same file, and nobody's, in two looks. A stale lock keeps everyone else from making a new one in its place.
+    """
+    first = _nobodys_locks(folder)
+    if not first:
         return []
+    time.sleep(PAUSE_S)
+    second = _nobodys_locks(folder)
     local = file_system(folder) in _LOCAL
-    in_use = open_files(locks)
     removed = []
-    for path in locks:
-        with contextlib.suppress(OSError):
-            if path not in in_use and (local or time.time() - os.stat(path).st_mtime > _OLD_S):
+    for path, (inode, changed) in first.items():
+        if second.get(path) == (inode, changed) and (local or time.time() - changed > _OLD_S):
+            with contextlib.suppress(OSError):
                 os.unlink(path)
                 removed.append(path)
     return removed
+
+
+def _nobodys_locks(folder: str) -> Dict[str, Tuple[int, float]]:
+    """Path → inode and time of the locks that no process has open."""
+    found = {}
+    for path in find_locks(folder):
+        with contextlib.suppress(OSError):
+            seen = os.stat(path)
+            found[path] = (seen.st_ino, seen.st_mtime)
+    in_use = open_files(list(found)) if found else set()
+    return {path: seen for path, seen in found.items() if path not in in_use}
 
 
 def find_locks(folder: str) -> List[str]:

@@ -27,6 +27,8 @@ from trainer.protocol import (
     StopRequest,
     Verdict,
 )
+from trainer.start import start
+from trainer.stop import stop
 
 ENV = env_dir("trainer")
 pytestmark = [
@@ -68,7 +70,7 @@ class Job:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        reply = jobs.start(StartRequest(self.workdir, JobSpec("job", argv, env, **more)))
+        reply = start(StartRequest(self.workdir, JobSpec("job", argv, env, **more)))
         assert reply.result == StartResult.STARTED, reply.error
 
     @property
@@ -103,7 +105,7 @@ class Job:
 def job(tmp_path):
     made = Job(tmp_path / "work")
     yield made
-    jobs.stop(StopRequest(made.workdir, "job", grace_s=0, wait_s=20))
+    stop(StopRequest(made.workdir, "job", grace_s=0, wait_s=20))
     assert not process.marked(made.workdir)
 
 
@@ -145,7 +147,7 @@ def test_a_rank_that_hangs_while_another_died_does_not_hold_the_job(gang):
 
 
 def test_torchrun_is_stopped_gently(gang):
-    reply = jobs.stop(StopRequest(gang.workdir, "job", wait_s=30))
+    reply = stop(StopRequest(gang.workdir, "job", wait_s=30))
     assert reply.stopped
     assert reply.state.killed == 0
 

@@ -18,6 +18,8 @@ from trainer import jobs, process, protocol
 from trainer.bundle import agent_bundle
 from trainer.paths import NodePaths
 from trainer.protocol import JobSpec, JobState, Phase, StartReply, StartRequest, StatusRequest, StopReply, StopRequest
+from trainer.start import start
+from trainer.stop import stop
 
 # A busy machine is no fault of the code: examples may take as long as they need.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -36,11 +38,11 @@ class Node:
         """A job that runs ``code`` in a bare Python."""
         return JobSpec(job_id=job_id, argv=[sys.executable, "-u", "-S", "-E", "-c", code], **more)
 
-    def start(self, code: str, job_id: str = "job", **more: Any) -> StartReply:
-        return jobs.start(StartRequest(self.workdir, self.spec(code, job_id, **more)))
+    def start(self, code: str, job_id: str = "job", hold_s: float = 0.0, **more: Any) -> StartReply:
+        return start(StartRequest(self.workdir, self.spec(code, job_id, **more), hold_s))
 
     def stop(self, job_id: str = "job", wait_s: float = 20.0, **more: Any) -> StopReply:
-        return jobs.stop(StopRequest(self.workdir, job_id, wait_s=wait_s, **more))
+        return stop(StopRequest(self.workdir, job_id, wait_s=wait_s, **more))
 
     def status(self, job_id: str = "job", **more: Any) -> protocol.StatusReply:
         return jobs.status(StatusRequest(self.workdir, job_id, **more))

@@ -36,7 +36,7 @@ def test_the_same_job_is_attached_to_alive_and_ended(node):
 
 
 def test_another_job_is_told_who_holds_the_node(node):
-    owner = Owner("nightly", "run-1", "train", "airflow-a")
+    owner = Owner("nightly", "run-1", "train", origin="airflow-a")
     node.start(SLEEP, owner=owner)
     reply = node.start(SLEEP, "other")
     assert reply.result == StartResult.BUSY

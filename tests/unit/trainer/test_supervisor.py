@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import jobs, process, records
+from trainer import process, records
 from trainer.protocol import Owner, Phase, StartRequest, StartResult, StopReason
+from trainer.start import start
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -32,7 +33,7 @@ def launcher(*codes: str, then: str = COLLECT) -> str:
 
 
 def test_a_job_runs_to_its_end_and_keeps_its_exit_code(node):
-    owner = Owner("dag", "run", "train", "http://airflow")
+    owner = Owner("dag", "run", "train", origin="http://airflow")
     reply = node.start("print('hello'); raise SystemExit(7)", owner=owner)
     assert reply.result == StartResult.STARTED
     state = node.wait()
@@ -99,7 +100,7 @@ def test_a_training_that_dies_of_a_signal_is_killed_with_that_signal(node):
 def test_what_cannot_start_leaves_nothing_behind(node):
     spec = node.spec("pass")
     spec.argv = ["/no/such/program"]
-    reply = jobs.start(StartRequest(node.workdir, spec))
+    reply = start(StartRequest(node.workdir, spec))
     assert reply.result == StartResult.FAILED
     assert "/no/such/program" in reply.error
     assert node.state().phase == Phase.ABSENT
