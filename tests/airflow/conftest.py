@@ -1,30 +1,28 @@
-"""An Airflow database of its own for the tests of this folder, made once."""
+"""Airflow without its servers: a home of its own, and the loopback nodes of the cluster tests."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 
-PROJECT = Path(__file__).resolve().parents[2]
-HOME = Path(tempfile.mkdtemp(prefix="swift-airflow-test-"))
+import pytest
 
-# Before anything imports airflow: it reads its configuration once.
-os.environ.update(
-    {
-        "AIRFLOW_HOME": str(HOME),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(PROJECT / "dags"),
-        "AIRFLOW__CORE__PLUGINS_FOLDER": str(PROJECT / "plugins"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME}/airflow.db",
-        "SWIFT_CONFIG_DIR": str(PROJECT / "include" / "configs"),
-    }
-)
+from tests.airflow.home import PROJECT  # before anything here imports airflow
+
+# ruff: isort: split
+from tests.cluster.conftest import loopback_nodes, site  # noqa: F401 - fixtures
 
 
-def airflow(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """``airflow ARGUMENTS`` in this database."""
-    command = [sys.executable, "-m", "airflow", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def python() -> Callable[[str], str]:
+    """Runs code in a fresh interpreter with this session's Airflow; returns what it printed last."""
+
+    def run(code: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=PROJECT, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip().splitlines()[-1]
+
+    return run
