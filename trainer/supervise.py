@@ -53,6 +53,7 @@ def _begin(workdir: str, job_id: str, lease: List[int], at_once: bool) -> Superv
     try:
         supervisor.prepare()
         if at_once:
+            supervisor.remove_stale_build_locks()
             supervisor.launch()
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

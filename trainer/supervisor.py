@@ -96,6 +96,9 @@ class Supervisor:
         """
         over = time.monotonic() + hold_s
         while True:
+            committed = os.path.exists(self._job.commit)
+            if committed:
+                self.remove_stale_build_locks()  # takes a moment, so the decision comes after it
             now = time.monotonic()
             self._want_stop(now)
             if self._stop is None and now >= over:
@@ -103,11 +106,18 @@ class Supervisor:
             if self._stop is not None:
                 self._state.stop_reason = self._stop.reason
                 return False
-            if os.path.exists(self._job.commit):
+            if committed:
                 return True
             if now >= self._next_state:
                 self._write_state()
             self._sleep()
+
+    def remove_stale_build_locks(self) -> None:
+        """Without this a training that builds would wait for a lock that nobody will ever remove."""
+        folder = torch_locks.extensions_folder({**os.environ, **self._spec.env})
+        with complaints("build locks"), locked(self._node.build_lock):
+            for path in torch_locks.remove_stale_locks(folder):
+                say(f"removed the stale build lock {path}")
 
     def launch(self) -> None:
         """Start the training process.
@@ -115,10 +125,6 @@ class Supervisor:
         Raises:
             OSError: it cannot be started.
         """
-        folder = torch_locks.extensions_folder({**os.environ, **self._spec.env})
-        with complaints("build locks"), locked(self._node.build_lock):
-            for path in torch_locks.remove_stale_locks(folder):
-                say(f"removed the stale build lock {path}")
         if self._port is not None:
             self._port.let_bind()
         self._began = time.monotonic()

@@ -97,13 +97,16 @@ def test_the_agent_runs_on_python_39(node, tmp_path):
     for step in (1, 2):
         (output / f"checkpoint-{step}").mkdir(parents=True)
     code = "import time\nfor i in range(600): print('step', i, flush=True); time.sleep(0.1)"
-    spec = node.spec(code, output_dir=str(output))
-    assert call("start", StartRequest(node.workdir, spec), StartReply).result == "started"
+    spec = node.spec(code, output_dir=str(output), gpus=[0], port=free_port())
+    assert call("start", StartRequest(node.workdir, spec, hold_s=60), StartReply).state.phase == Phase.PREPARING
+    assert call("commit", protocol.CommitRequest(node.workdir, "job"), protocol.CommitReply).error is None
     node.until(lambda: b"step 3" in node.log())
+    assert call("commit", protocol.CommitRequest(node.workdir, "job"), protocol.CommitReply).error is None
     status = call("status", StatusRequest(node.workdir, "job", max_bytes=100), StatusReply)
     assert (status.state.phase, status.log[:8]) == (Phase.RUNNING, "c3RlcCAw")
     assert call("stop", StopRequest(node.workdir, "job", wait_s=10), StopReply).stopped
     assert [job.job_id for job in call("jobs", protocol.JobsRequest(node.workdir), protocol.JobsReply).jobs] == ["job"]
+    assert call("cancel", protocol.CancelRequest(node.workdir, protocol.Owner("d", "r", "t")), protocol.CancelReply)
     listed = call("checkpoints", protocol.CheckpointsRequest(str(output)), protocol.CheckpointsReply)
     assert len(listed.checkpoints) == 2
     pruned = call("prune", PruneRequest(str(output), ["checkpoint-1"]), protocol.PruneReply)
