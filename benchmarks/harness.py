@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -36,19 +35,6 @@ class Row:
 
 
 Case = Callable[[], list[Row]]
-
-
-def median_of(measure: Callable[[], float], repetitions: int) -> float:
-    """The median of several measurements, after one that only warms caches."""
-    measure()
-    return statistics.median(measure() for _ in range(repetitions))
-
-
-def interleaved(first: Callable[[], float], second: Callable[[], float], repetitions: int) -> tuple[float, float]:
-    """The medians of two measurements that take turns, so that a busy machine is busy for both."""
-    first(), second()
-    pairs = [(first(), second()) for _ in range(repetitions)]
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
 
 
 def run_cases(module: str, cases: Mapping[str, Case], description: str) -> int:
