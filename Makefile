@@ -48,11 +48,11 @@ airflow-tests: ## operators, trigger and DAGs in a real Airflow database
 cluster-tests: ## real sshd on several hosts
 	@$(PY) -m pytest -q tests/cluster
 
-e2e: ## the whole main job through a real Airflow
-	@$(PY) -m pytest -q tests/e2e
+e2e: ## the whole main job through a real Airflow, and its UI in a real browser
+	@$(PY) -m pytest -q tests/e2e tests/browser
 
-browser: ## the UI in a real browser
-	@$(PY) -m pytest -q tests/browser
+bench: ## figures of the docs, each with its peer from the same run
+	@$(PY) -m benchmarks.dag_import && $(PY) -m benchmarks.overhead
 
 lock: ## make the locks again from requirements/*.in
 	@for name in airflow dev; do $(VENV)/bin/uv pip compile -q --no-emit-index-url --no-header --no-annotate -p 3.11 requirements/$$name.in -o requirements/$$name.txt; done

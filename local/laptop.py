@@ -56,6 +56,7 @@ class Laptop:
             "airflow_port": free_port(),
             "oss_port": free_port(),
             "ssh_port": free_port("127.0.0.11"),
+            "master_port": free_port("127.0.0.11"),
             "oss_key_id": "local-demo",
             "oss_key_secret": secrets.token_urlsafe(24),
         }
@@ -122,6 +123,8 @@ class Laptop:
         return {
             MARK: str(self.folder),
             "SWIFT_CONFIG_DIR": str(PROJECT / "include" / "configs"),
+            "SWIFT_DEFAULT_RECIPE": "tiny-cpu",
+            "SWIFT_LOCAL_MASTER_PORT": str(self.settings["master_port"]),
             "SWIFT_LOCAL_PYTHON": str(python),
             "SWIFT_LOCAL_EXTENSIONS": str(envs.torch_extensions_dir(self.trainer_env)),
         }

@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, ExceptionRetryPolicy, Param, RetryAction, RetryRule
+from airflow.sdk import DAG, Param
 
 from swift_provider.config import ConfigError, Recipe, list_recipes, load_cluster, load_recipe
 from swift_provider.operators.backup import BackupOperator
@@ -16,35 +16,8 @@ from swift_provider.operators.prune import PruneOperator
 from swift_provider.operators.stage import StageOperator
 from swift_provider.operators.train import TrainOperator
 from swift_provider.planning.params import RUN_PARAMS, RunParam
-from swift_provider.settings import config_dir
-
-_EXCEPTIONS = "swift_provider.exceptions."
-
-
-def _rule(names: list[str], action: RetryAction, reason: str, delay: timedelta | None = None) -> RetryRule:
-    return RetryRule(
-        exception=[_EXCEPTIONS + name if "." not in name else name for name in names],
-        action=action,
-        retry_delay=delay,
-        reason=reason,
-    )
-
-
-#: Which failure is worth another try, and when.
-RETRY_POLICY = ExceptionRetryPolicy(
-    rules=[
-        _rule(["swift_provider.config.errors.ConfigError"], RetryAction.FAIL, "wrong configuration never retries"),
-        _rule(["HostKeyUnknown"], RetryAction.FAIL, "a person has to look at the host key"),
-        _rule(["DeadlineExceeded"], RetryAction.FAIL, "max_runtime is over"),
-        _rule(["TrainingStopped"], RetryAction.FAIL, "somebody stopped it on a node"),
-        _rule(["TrainingRefused"], RetryAction.FAIL, "every other try would fail in the same way"),
-        _rule(["NoProgress"], RetryAction.FAIL, "restarts without a new checkpoint"),
-        _rule(["NodeBusy"], RetryAction.RETRY, "the node trains something else", timedelta(minutes=5)),
-        _rule(["NodeLost"], RetryAction.RETRY, "node lost, resume from the newest checkpoint", timedelta(minutes=2)),
-        _rule(["NodeUnreachable"], RetryAction.RETRY, "node out of reach", timedelta(minutes=1)),
-        _rule(["TrainingFailed"], RetryAction.RETRY, "resume from the newest checkpoint", timedelta(minutes=1)),
-    ]
-)
+from swift_provider.retry import MOST_RETRIES, TrainingRetryPolicy
+from swift_provider.settings import config_dir, default_recipe
 
 DOC = """\
 Trains with ms-swift on a cluster of GPU nodes, over SSH, and mirrors the checkpoints to OSS.
@@ -61,7 +34,7 @@ def build_training_dag(
     dag_id: str,
     scheduled: bool = False,
     pool: str | None = None,
-    retries: int = 2,
+    retries: int = MOST_RETRIES,
     **dag_arguments: Any,
 ) -> DAG:
     """A training DAG.
@@ -72,7 +45,7 @@ def build_training_dag(
         scheduled: follow the recipe's ``schedule``; otherwise the DAG runs when it is triggered.
         pool: Airflow pool of the train task; default: that of the recipe's cluster. Create it with
             ``include_deferred``, else a deferred training occupies no slot.
-        retries: tries after the first, for failures that are worth it.
+        retries: tries after the first, at most; :mod:`swift_provider.retry` decides which failure gets how many.
         dag_arguments: further arguments of :class:`airflow.sdk.DAG`.
 
     Raises:
@@ -90,7 +63,7 @@ def build_training_dag(
         render_template_as_native_obj=True,
         doc_md=DOC,
         tags=["swift"],
-        default_args={"retries": retries, "retry_delay": timedelta(minutes=1), "retry_policy": RETRY_POLICY},
+        default_args={"retries": retries, "retry_delay": timedelta(minutes=1), "retry_policy": TrainingRetryPolicy()},
         **dag_arguments,
     )
     with dag:
@@ -103,9 +76,13 @@ def build_training_dag(
             staged=stage.output,
             pool=pool or _pool(loaded) or "default_pool",
         )
-        backup = BackupOperator(task_id="backup", plan=plan.output, facts=preflight.output)
+        # What a failed training has saved is worth as much as a good one's; the run still fails, through prune.
+        backup = BackupOperator(
+            task_id="backup", plan=plan.output, facts=preflight.output, follows=train.task_id, trigger_rule="all_done"
+        )
         prune = PruneOperator(task_id="prune", plan=plan.output)
         plan >> preflight >> stage >> train >> backup >> prune
+        train >> prune
     return dag
 
 
@@ -130,7 +107,7 @@ def _params(recipe: Recipe | None, names: list[str]) -> dict[str, Param]:
     params = {param.name: _param(param, recipe) for param in RUN_PARAMS}
     if recipe is None:
         choice = Param(
-            names[0] if names else None,
+            default_recipe(names),
             type="string" if names else ["null", "string"],
             enum=names or None,
             title="Recipe",
@@ -151,7 +128,8 @@ def _param(param: RunParam, recipe: Recipe | None) -> Param:
         told = f" The recipe says `{json.dumps(value)}`." if value is not None else ""
     elif recipe is not None and param.name == "keep_last":
         told = f" The recipe says `{recipe.checkpoints.keep_last}`."
-    hint = "" if param.name in ("dry_run", "prune_dry_run") else " Empty: as the recipe says."
+    has_own_hint = param.default is not None or "Empty:" in param.description
+    hint = "" if has_own_hint else " Empty: as the recipe says."
     return Param(
         default,
         title=param.title,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from airflow.plugins_manager import AirflowPlugin
 
+from swift_provider import listener
+
 
 class SwiftPlugin(AirflowPlugin):
-    """Makes the package known to Airflow as a plugin."""
+    """Hears a user's cancel in the API server; see :mod:`swift_provider.listener`."""
 
     name = "swift"
+    listeners = [listener]  # noqa: RUF012 - the attribute that Airflow reads

@@ -20,6 +20,12 @@ def config_dir() -> Path:
     return Path(__file__).resolve().parents[2] / "include" / "configs"
 
 
+def default_recipe(names: list[str]) -> str | None:
+    """The recipe that the form of ``swift_train`` proposes: ``SWIFT_DEFAULT_RECIPE``, else the first by name."""
+    wanted = os.environ.get("SWIFT_DEFAULT_RECIPE")
+    return wanted if wanted in names else next(iter(names), None)
+
+
 def origin() -> str:
     """What names this Airflow installation in a lease, for whoever finds a node busy."""
     return os.environ.get("AIRFLOW__API__BASE_URL") or os.uname().nodename

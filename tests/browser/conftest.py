@@ -11,7 +11,6 @@ from playwright.sync_api import Browser, BrowserContext, Page, StorageState, syn
 
 from local.laptop import Laptop
 from tests.browser.pages import log_in
-from tests.e2e.conftest import client, laptop  # noqa: F401 - pytest finds fixtures by their names here
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 #: No GPU, no sandbox (root in a container has none), and no traffic of the browser's own.
@@ -52,7 +51,7 @@ def stranger(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def session(browser: Browser, laptop: Laptop) -> StorageState:  # noqa: F811
+def session(browser: Browser, laptop: Laptop) -> StorageState:
     """The cookies of user ``admin``, so that one login serves all tests."""
     assert laptop.airflow is not None
     context = open_context(browser)

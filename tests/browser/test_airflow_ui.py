@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from local.airflow import AirflowClient
 from local.laptop import Laptop
 from tests.browser.pages import TriggerForm, log_in, open_dag, show_graph, try_to_log_in
-from tests.e2e.conftest import ENDED, wait_for
+from tests.conftest import ENDED, wait_for
 
 DAG = "swift_train"
 TASKS = ["plan", "preflight", "stage", "train", "backup", "prune"]

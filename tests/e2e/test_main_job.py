@@ -14,7 +14,7 @@ import pytest
 
 from local.airflow import AirflowClient
 from local.laptop import Laptop
-from tests.e2e.conftest import training_processes, wait_for
+from tests.conftest import training_processes, wait_for
 from trainer.protocol import FetchReply, FetchRequest, Manifest, loads
 from trainer.store import list_manifests, open_bucket
 

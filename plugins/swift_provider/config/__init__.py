@@ -2,7 +2,7 @@
 
 from swift_provider.config.cluster import Cluster, Node
 from swift_provider.config.errors import ConfigError, Fault
-from swift_provider.config.loading import list_recipes, load_cluster, load_recipe
+from swift_provider.config.loading import list_clusters, list_recipes, load_cluster, load_recipe
 from swift_provider.config.recipe import CheckpointPolicy, KeepBest, Recipe, SwiftSection
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Node",
     "Recipe",
     "SwiftSection",
+    "list_clusters",
     "list_recipes",
     "load_cluster",
     "load_recipe",

@@ -20,7 +20,21 @@ class Node(StrictModel):
         description="address that the other nodes reach it by; default: the connection's host",
     )
     slots: int = Field(default=8, ge=1, le=64)
+    gpus: list[int] | None = Field(
+        default=None, min_length=1, description="lease these GPUs only, so that other clusters may use the rest"
+    )
     workdir: AbsolutePath | None = Field(default=None, description="overrides the cluster's workdir")
+
+    @model_validator(mode="after")
+    def _one_gpu_a_slot(self) -> Self:
+        if self.gpus is not None:
+            if len(set(self.gpus)) != len(self.gpus) or min(self.gpus) < 0:
+                raise ValueError(f"gpus of {self.name}: give each index once, from 0 on")
+            if len(self.gpus) != self.slots:
+                raise ValueError(
+                    f"gpus of {self.name}: {len(self.gpus)} indexes for {self.slots} slots; make them equal"
+                )
+        return self
 
 
 class Cluster(StrictModel):

@@ -40,6 +40,11 @@ class ConfigError(ValueError):
         return type(self), (self.faults,)
 
 
+def key_text(path: tuple[str | int, ...]) -> str:
+    """A key path as a user writes it: ``nodes[0].workdir``."""
+    return ".".join(f"[{part}]" if isinstance(part, int) else part for part in path).replace(".[", "[")
+
+
 def shorten(value: Any, width: int = 80) -> str:
     """A value for an error message: its repr, cut to ``width`` characters."""
     text = repr(value)
@@ -73,7 +78,7 @@ def _fault(
     item: Any, file: str, lines: dict[tuple[str | int, ...], int], known: dict[tuple[str | int, ...], list[str]]
 ) -> Fault:
     path: tuple[str | int, ...] = tuple(item["loc"])
-    key = ".".join(f"[{part}]" if isinstance(part, int) else part for part in path).replace(".[", "[")
+    key = key_text(path)
     line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 0)
     kind = item["type"]
     if kind == "extra_forbidden":
@@ -84,5 +89,6 @@ def _fault(
     if kind == "missing":
         return Fault(file, key, "is missing; add it", line)
     message = str(item["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    if message[1:2].islower():
+        message = message[0].lower() + message[1:]
     return Fault(file, key, f"{message} (got {shorten(item['input'])})", line)

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from swift_provider.config.cluster import Cluster
-from swift_provider.config.errors import ConfigError, Fault, from_validation_error, nearest
+from swift_provider.config.errors import ConfigError, Fault, from_validation_error, key_text, nearest
 from swift_provider.config.recipe import Recipe
 
 M = TypeVar("M", bound=BaseModel)
@@ -26,6 +26,11 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^
 def list_recipes(config_dir: Path) -> list[str]:
     """The names of the recipe files, without ``.yaml``, sorted."""
     return sorted(path.stem for path in (config_dir / "recipes").glob("*.yaml"))
+
+
+def list_clusters(config_dir: Path) -> list[str]:
+    """The names of the cluster files, without ``.yaml``, sorted."""
+    return sorted(path.stem for path in (config_dir / "clusters").glob("*.yaml"))
 
 
 def load_recipe(name: str, config_dir: Path) -> Recipe:
@@ -112,9 +117,7 @@ def _index(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], faults: li
             below = (*path, str(key_node.value))
             line = key_node.start_mark.line + 1
             if below in lines:
-                faults.append(
-                    Fault(shown, ".".join(map(str, below)), f"is there twice (first in line {lines[below]})", line)
-                )
+                faults.append(Fault(shown, key_text(below), f"is there twice (first in line {lines[below]})", line))
             lines[below] = line
             _index(value_node, below, lines, faults, shown)
     elif isinstance(node, yaml.SequenceNode):
@@ -145,7 +148,7 @@ class _Substitution:
         if found is not None:
             return found
         problem = f"environment variable {name} is not set where Airflow runs; set it, or write ${{{name}:-default}}"
-        self.faults.append(Fault(self.shown, ".".join(map(str, path)), problem, self.lines.get(path, 0)))
+        self.faults.append(Fault(self.shown, key_text(path), problem, self.lines.get(path, 0)))
         return match[0]
 
 

@@ -25,12 +25,18 @@ class SshEndpoint:
     port: int
     options: dict[str, Any] = field(repr=False)
 
+    @property
+    def verifies_host_key(self) -> bool:
+        """Whether a server with another key than the known one is refused."""
+        return self.options["known_hosts"] is not None
+
 
 def endpoint_of(connection: Connection) -> SshEndpoint:
     """The endpoint that an Airflow connection describes.
 
     Understands the extras of Airflow's SSH provider (``key_file``, ``private_key``, ``private_key_passphrase``,
-    ``host_key``, ``no_host_key_check``, ``conn_timeout``) plus ``known_hosts`` and ``proxy_command``.
+    ``host_key``, ``no_host_key_check``, ``conn_timeout``) plus ``known_hosts`` and, for nodes behind a jump host, the
+    client's ``proxy_jump`` (``user@host:port``, its key in known_hosts) and ``proxy_command``.
 
     Raises:
         ValueError: the connection has no host, or an extra is unusable.
@@ -59,7 +65,12 @@ def endpoint_of(connection: Connection) -> SshEndpoint:
     if connection.password:
         options["password"] = connection.password
     if extra.get("proxy_command"):
-        options["proxy_command"] = extra["proxy_command"]
+        command = str(extra["proxy_command"])
+        for token, value in (("%h", connection.host), ("%p", str(port)), ("%r", connection.login or "")):
+            command = command.replace(token, value)
+        options["proxy_command"] = command
+    if extra.get("proxy_jump"):
+        options["tunnel"] = extra["proxy_jump"]
     return SshEndpoint(conn_id=str(connection.conn_id), host=connection.host, port=port, options=options)
 
 

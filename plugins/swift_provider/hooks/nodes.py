@@ -64,10 +64,10 @@ class NodeGroup:
     """Held connections to several nodes; every operation runs on all of them at the same time."""
 
     def __init__(self, nodes: Iterable[NodePlan], endpoints: Mapping[str, SshEndpoint], python: str) -> None:
+        logins = asyncio.Semaphore(PARALLEL_LOGINS)
         self.sessions = {
-            node.name: NodeSession(node.name, endpoints[node.name], node.workdir, python) for node in nodes
+            node.name: NodeSession(node.name, endpoints[node.name], node.workdir, python, logins) for node in nodes
         }
-        self._logins = asyncio.Semaphore(PARALLEL_LOGINS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,10 +96,7 @@ class NodeGroup:
 
         async def call(name: str, request: Any) -> R | TrainingError:
             try:
-                session = self.sessions[name]
-                async with self._logins:
-                    await session.connect()
-                return await session.call(verb, request, reply_type, timeout)
+                return await self.sessions[name].call(verb, request, reply_type, timeout)
             except TrainingError as error:
                 return error
 

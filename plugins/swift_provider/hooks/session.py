@@ -26,8 +26,11 @@ DEFAULT_CALL_TIMEOUT_S = 120.0
 class NodeSession:
     """A node: connect, call a verb, read bytes of a file, close. Reconnects by itself when a call finds it closed."""
 
-    def __init__(self, name: str, endpoint: SshEndpoint, workdir: str, python: str) -> None:
+    def __init__(
+        self, name: str, endpoint: SshEndpoint, workdir: str, python: str, logins: asyncio.Semaphore | None = None
+    ) -> None:
         self.name, self.endpoint, self.workdir, self.python = name, endpoint, workdir, python
+        self._logins = logins or asyncio.Semaphore(1)
         self._connection: asyncssh.SSHClientConnection | None = None
         self._sftp: asyncssh.SFTPClient | None = None
         self._agent: str | None = None
@@ -57,7 +60,8 @@ class NodeSession:
                 reraise=True,
             ):
                 with attempt:
-                    return await asyncssh.connect(self.endpoint.host, self.endpoint.port, **self.endpoint.options)
+                    async with self._logins:
+                        return await asyncssh.connect(self.endpoint.host, self.endpoint.port, **self.endpoint.options)
         except asyncssh.HostKeyNotVerifiable as error:
             raise HostKeyUnknown(
                 f"{where}: host key not verified ({error.reason}). Read the key on a network that you trust with "

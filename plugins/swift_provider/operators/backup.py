@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowSkipException
 
 from swift_provider.exceptions import BackupFailed
 from swift_provider.hooks.nodes import NodeGroup, NodesHook
 from swift_provider.hooks.oss import OSSHook
+from swift_provider.listener import XCOM_GANG
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.checkpoints import RunCheckpoint, gather_checkpoints, share_out
 from swift_provider.planning.plan import LaunchPlan
@@ -33,13 +35,14 @@ class BackupOperator(PlanConsumer):
     Args:
         plan: see :class:`~swift_provider.operators.base.PlanConsumer`.
         facts: what ``PreflightOperator`` returned; the versions go into the manifests.
+        follows: id of the train task; where that has started no gang, there is nothing to mirror.
     """
 
     template_fields: Sequence[str] = ("plan", "facts")
 
-    def __init__(self, *, facts: Any = None, **kwargs: Any) -> None:
+    def __init__(self, *, facts: Any = None, follows: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.facts = facts
+        self.facts, self.follows = facts, follows
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """See the class.
@@ -47,6 +50,8 @@ class BackupOperator(PlanConsumer):
         Raises:
             BackupFailed: a checkpoint could not be proven to be in the bucket; names it and the file.
         """
+        if self.follows and context["ti"].xcom_pull(task_ids=self.follows, key=XCOM_GANG) is None:
+            raise AirflowSkipException(f"{self.follows} has started nothing that could be mirrored")
         plan = self.launch_plan
         if plan.backup_prefix is None:
             self.log.info("the recipe names no backup (checkpoints.backup); nothing is mirrored")

@@ -12,13 +12,17 @@ from trainer.protocol import CheckpointsReply, CheckpointsRequest, Verdict
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """One checkpoint. ``holders`` says for each file which nodes have it; sizes are in bytes."""
+    """One checkpoint. ``holders`` says for each file which nodes have it; sizes are in bytes.
+
+    ``texts`` holds the content of the small files that were read for the judgement.
+    """
 
     name: str
     step: int
     judgement: Judgement
     sizes: dict[str, int]
     holders: dict[str, list[str]]
+    texts: dict[str, str]
 
     @property
     def whole(self) -> bool:
@@ -50,6 +54,7 @@ def _judge(union: Union) -> RunCheckpoint:
         judgement=judgement,
         sizes={entry.path: entry.size for entry in union.listing.files},
         holders=union.holders,
+        texts={entry.path: entry.text for entry in union.listing.files if entry.text is not None},
     )
 
 

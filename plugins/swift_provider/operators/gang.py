@@ -8,13 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from swift_provider.exceptions import GangStartFailed, NodeBusy, TrainingError
+from swift_provider.exceptions import GangStartFailed, NodeBusy, TrainingError, TrainingStopped
 from swift_provider.hooks.nodes import NodeGroup
 from swift_provider.operators.checkpoints import gather_checkpoints
 from swift_provider.planning.gang import GangHandle, describe_end
-from swift_provider.planning.launch import job_spec
+from swift_provider.planning.launch import Resume, job_spec
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import (
+    CommitReply,
+    CommitRequest,
     JobState,
     Owner,
     Phase,
@@ -31,6 +33,8 @@ from trainer.protocol import (
 
 log = logging.getLogger(__name__)
 
+#: How long a prepared node waits for the others before it releases itself (seconds).
+PREPARED_FOR_S = 180.0
 #: Beyond the grace between TERM and KILL: the sweep, the last state, and the way to us (seconds).
 STOP_MARGIN_S = 30.0
 POLL_S = 1.0
@@ -61,26 +65,29 @@ class Gang:
         replies = await self.group.call_all("status", requests, StatusReply)
         return {name: reply.state for name, reply in replies.items()}
 
-    async def start(self, handle: GangHandle, resume_from: str | None) -> dict[str, JobState]:
-        """Starts the job on every node, or attaches to it where it is there already.
+    async def start(self, handle: GangHandle, resume: Resume | None) -> dict[str, JobState]:
+        """Starts the job on every node, or attaches to it where it is there already; in two phases.
 
-        If one node cannot, what this call started on the others is stopped again.
+        First every node prepares: lease, files, port. Only when all of them are prepared does any training process
+        start. If one node cannot prepare, the others are released.
 
         Raises:
             NodeBusy: a node's lease is with another job.
-            GangStartFailed: a node could not start its job.
+            GangStartFailed: a node could not prepare or start its job.
+            TrainingStopped: a user has cancelled this try of the task.
             TrainingError: a node did not answer.
         """
         requests = {
             node.name: StartRequest(
                 workdir=node.workdir,
+                hold_s=PREPARED_FOR_S,
                 spec=job_spec(
                     self.plan,
                     node,
                     job_id=handle.job_id,
                     owner=self.owner,
                     staged=self.staged.get(node.name, {}),
-                    resume_from=resume_from and f"{node.output_dir}/{resume_from.rpartition('/')[2]}",
+                    resume=resume,
                     deadline=handle.deadline,
                 ),
             )
@@ -97,8 +104,21 @@ class Gang:
             await self.stop(handle.job_id, "the gang could not start", started + list(errors))
             raise failure
         for name, reply in replies.items():
-            log.info("%s: %s job %s", name, reply.result, handle.job_id)
-        return {name: reply.state for name, reply in replies.items() if reply.state is not None}
+            log.info(
+                "%s: %s job %s", name, "prepared" if reply.result == StartResult.STARTED else "found", handle.job_id
+            )
+        return await self._commit(handle.job_id)
+
+    async def _commit(self, job_id: str) -> dict[str, JobState]:
+        requests = {node.name: CommitRequest(workdir=node.workdir, job_id=job_id) for node in self.plan.nodes}
+        replies, errors = await self.group.call_each("commit", requests, CommitReply)
+        problems = [f"{name}: {reply.error}" for name, reply in replies.items() if reply.error]
+        problems += [str(error) for error in errors.values()]
+        if problems:
+            await self.stop(job_id, "the gang could not start")
+            raise GangStartFailed("\n".join(problems))
+        log.info("every node is prepared: job %s starts", job_id)
+        return {name: reply.state for name, reply in replies.items()}
 
     def _older_generations(self, replies: Mapping[str, StartReply], handle: GangHandle) -> set[str]:
         """Jobs of this same run that still hold a node: a newer generation ends them first."""
@@ -107,7 +127,7 @@ class Gang:
             for reply in replies.values()
             if reply.result == StartResult.BUSY
             and reply.holder is not None
-            and reply.holder.owner == self.owner
+            and reply.holder.owner.same_task(self.owner)
             and reply.holder.job_id != handle.job_id
         }
 
@@ -144,14 +164,16 @@ class Gang:
                 raise GangStartFailed(f"job {job_id} does not end on {names}; look at its processes there")
             await asyncio.sleep(POLL_S)
 
-    async def newest_complete_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint from which this gang can resume, if there is one."""
-        whole = [
-            checkpoint
-            for checkpoint in await gather_checkpoints(self.plan, self.group)
-            if checkpoint.judgement.verdict == Verdict.COMPLETE
-        ]
-        return f"{self.plan.nodes[0].output_dir}/{whole[-1].name}" if whole else None
+    async def newest_complete_checkpoint(self) -> Resume | None:
+        """The newest checkpoint of this run from which its gang can go on, if there is one."""
+        for checkpoint in reversed(await gather_checkpoints(self.plan, self.group)):
+            if checkpoint.judgement.verdict == Verdict.COMPLETE:
+                # DeepSpeed writes `latest` on one node, and without a shared disk the others cannot resume without it.
+                files = {
+                    f"{checkpoint.name}/{name}": text for name, text in checkpoint.texts.items() if name == "latest"
+                }
+                return Resume(checkpoint.name, checkpoint.step, files)
+        return None
 
 
 def _start_failure(replies: Mapping[str, StartReply], errors: Mapping[str, TrainingError]) -> TrainingError | None:
@@ -161,6 +183,9 @@ def _start_failure(replies: Mapping[str, StartReply], errors: Mapping[str, Train
         if reply.result == StartResult.BUSY
     ]
     failed = [f"{name}: {reply.error}" for name, reply in replies.items() if reply.result == StartResult.FAILED]
+    cancelled = [name for name, reply in replies.items() if reply.result == StartResult.CANCELLED]
+    if cancelled:
+        return TrainingStopped(f"a user has cancelled this try: said {', '.join(cancelled)}")
     if failed:
         return GangStartFailed("\n".join(failed + busy + [str(error) for error in errors.values()]))
     if errors:

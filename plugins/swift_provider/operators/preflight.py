@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.sdk import Context
 
-from swift_provider.exceptions import PreflightFailed, TrainingError
+from swift_provider.exceptions import NodeBusy, PreflightFailed, TrainingError
 from swift_provider.hooks.nodes import NodeGroup, NodesHook
 from swift_provider.operators.base import PlanConsumer, render_table
-from swift_provider.planning.checks import FAIL, WARN, Check, NodeFacts, check_nodes, required_packages
+from swift_provider.planning.checks import FAIL, LEASE, SSH, WARN, Check, NodeFacts, check_nodes, required_packages
 from swift_provider.planning.plan import LaunchPlan
+from swift_provider.settings import origin
 from trainer.protocol import ListenReply, ListenRequest, ProbeReply, ProbeRequest, ReachReply, ReachRequest
 
 REACH_TIMEOUT_S = 15.0
@@ -30,20 +32,31 @@ class PreflightOperator(PlanConsumer):
         """See the class.
 
         Raises:
-            PreflightFailed: at least one check failed.
+            PreflightFailed: at least one check failed; of the subclass that tells what kind when all are of one.
         """
         plan = self.launch_plan
         group = NodesHook.for_plan(plan).group()
         facts, errors = asyncio.run(_gather_facts(plan, group))
-        checks = check_nodes(plan, facts, {name: str(error) for name, error in errors.items()})
+        checks = check_nodes(plan, facts, {name: str(error) for name, error in errors.items()}, origin())
         failed = [check for check in checks if check.level == FAIL]
         if failed:
-            raise PreflightFailed(f"{len(failed)} faults on the nodes\n{render(checks)}")
+            raise _failure(failed, errors)(f"{len(failed)} faults on the nodes\n{render(checks)}")
         self.log.info("preflight\n%s", render(checks))
         return {
             "packages": {name: fact.probe.packages for name, fact in facts.items()},
             "warnings": [f"{check.node}: {check.name}: {check.found}" for check in checks if check.level == WARN],
         }
+
+
+def _failure(failed: list[Check], errors: Mapping[str, TrainingError]) -> type[TrainingError]:
+    """A class of its own for what passes by itself, so that it is tried again for longer."""
+    names = {check.name for check in failed}
+    if names == {LEASE}:
+        return NodeBusy
+    kinds = {type(error) for error in errors.values()}
+    if names == {SSH} and len(kinds) == 1:
+        return kinds.pop()
+    return PreflightFailed
 
 
 async def _gather_facts(plan: LaunchPlan, group: NodeGroup) -> tuple[dict[str, NodeFacts], dict[str, TrainingError]]:
@@ -65,7 +78,10 @@ async def _gather_facts(plan: LaunchPlan, group: NodeGroup) -> tuple[dict[str, N
         if len(plan.nodes) > 1 and plan.nodes[0].name in probes:
             held_by_us = _held_by_this_run(plan, probes[plan.nodes[0].name])
             reach = {} if held_by_us else await _check_rendezvous(plan, group, list(probes))
-    facts = {name: NodeFacts(probe, probe.clock - middle, reach.get(name)) for name, probe in probes.items()}
+    facts = {
+        name: NodeFacts(probe, probe.clock - middle, reach.get(name), group.sessions[name].endpoint.verifies_host_key)
+        for name, probe in probes.items()
+    }
     return facts, errors
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from airflow.sdk import Context
@@ -12,12 +13,14 @@ from airflow.sdk import Context
 from swift_provider.exceptions import (
     DeadlineExceeded,
     NodeLost,
+    NoProgress,
     TrainingError,
     TrainingFailed,
     TrainingRefused,
     TrainingStopped,
 )
 from swift_provider.hooks.nodes import NodesHook
+from swift_provider.listener import XCOM_GANG
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.gang import Gang, result_of
 from swift_provider.planning.diagnosis import diagnose
@@ -25,18 +28,22 @@ from swift_provider.planning.gang import (
     ROOT_REASONS,
     GangHandle,
     Step,
+    cancelled_try,
     describe_end,
     ended_well,
     first_failure,
     next_step,
 )
+from swift_provider.planning.launch import Resume
 from swift_provider.planning.names import digest, job_id
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.settings import origin
-from swift_provider.triggers.gang import GangTrigger, cancelled_try
+from swift_provider.triggers.gang import GangTrigger
 from trainer import protocol
 from trainer.protocol import JobState, Owner, Phase, StopReason
 
+#: Generations in a row that may end without a new complete checkpoint (NVRx stops after as many).
+MAX_IDLE_GENERATIONS = 3
 #: Log lines of the first cause's node that its exception carries.
 SHOWN_LINES = 30
 #: Key of the gang's handle in Airflow's task state, which survives retries and clears.
@@ -61,12 +68,11 @@ class TrainOperator(PlanConsumer):
     template_fields: Sequence[str] = ("plan", "staged")
 
     def __init__(
-        self, *, staged: Any = None, poll_interval: float = 5.0, unreachable_grace: float = 600.0, **kwargs: Any
+        self, *, staged: Any = None, poll_interval: float = 2.0, unreachable_grace: float = 600.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.staged = staged
         self.poll_interval, self.unreachable_grace = poll_interval, unreachable_grace
-        self._started: tuple[LaunchPlan, str] | None = None
 
     def execute(self, context: Context) -> Any:
         """Starts or finds the gang, then defers.
@@ -84,12 +90,12 @@ class TrainOperator(PlanConsumer):
         handle, result = asyncio.run(self._attach_or_start(context, plan, handle))
         if result is not None:
             return result
-        self._started = None  # from here on the trigger sees to a cancel
         self.defer(
             trigger=GangTrigger(
                 nodes=[node.model_dump(mode="json") for node in plan.nodes],
                 python=plan.python,
                 job_id=handle.job_id,
+                owner=asdict(self._owner(context)),
                 deadline=handle.deadline,
                 poll_interval=self.poll_interval,
                 unreachable_grace=self.unreachable_grace,
@@ -105,36 +111,48 @@ class TrainOperator(PlanConsumer):
         """The handle of a gang that runs now; or, with it, the result of one that has already ended well."""
         group = self._group(plan)
         async with group:
-            gang = Gang(plan, group, self._owner(context), self.staged or {})
+            owner = self._owner(context)
+            nodes = [node.model_dump(mode="json") for node in plan.nodes]
+            # Whoever cancels this task from now on, also while it starts, finds here what it takes to do so.
+            context["ti"].xcom_push(XCOM_GANG, {"nodes": nodes, "python": plan.python, "owner": asdict(owner)})
+            gang = Gang(plan, group, owner, self.staged or {})
             states = await gang.states(handle.job_id)
             step = next_step(states)
             if step is Step.WAIT:
                 self.log.info("job %s is being stopped; waiting until it is gone", handle.job_id)
+                await gang.stop(handle.job_id, StopReason.SUPERSEDED)
                 states, step = await gang.wait_until_over(handle.job_id), Step.NEXT
             if step is Step.FINISHED:
                 self.log.info("job %s has already ended well; nothing is started", handle.job_id)
                 self._store(context, handle, finished=True)
                 return handle, result_of(handle, plan, states)
-            resume_from = None
+            resume = None
             if step is Step.NEXT:
-                handle, resume_from = await self._next_generation(context, plan, handle, gang, states)
-            self._started = (plan, handle.job_id)
-            await gang.start(handle, resume_from)
+                handle, resume = await self._next_generation(context, plan, handle, gang, states)
+            elif handle.resumed_step:
+                resume = await gang.newest_complete_checkpoint()
+            await gang.start(handle, resume)
         return handle, None
 
     async def _next_generation(
         self, context: Context, plan: LaunchPlan, handle: GangHandle, gang: Gang, states: Mapping[str, JobState]
-    ) -> tuple[GangHandle, str | None]:
+    ) -> tuple[GangHandle, Resume | None]:
         for name, state in states.items():
             if state.phase != Phase.ABSENT:
                 self.log.info("generation %d: %s", handle.generation, describe_end(name, state))
         await gang.stop(handle.job_id, StopReason.SUPERSEDED)
         await gang.wait_until_over(handle.job_id)
-        handle = self._new_handle(context, plan, handle.generation + 1, handle.deadline)
+        resume = await gang.newest_complete_checkpoint()
+        step = resume.step if resume else 0
+        idle = handle.idle + 1 if _ran(states) and step <= handle.resumed_step else 0
+        if idle >= MAX_IDLE_GENERATIONS:
+            raise NoProgress(f"{idle} generations in a row ended without a complete checkpoint after step {step}")
+        handle = replace(
+            self._new_handle(context, plan, handle.generation + 1, handle.deadline), resumed_step=step, idle=idle
+        )
         self._store(context, handle)
-        resume_from = await gang.newest_complete_checkpoint()
-        self.log.info("generation %d starts from %s", handle.generation, resume_from or "the beginning")
-        return handle, resume_from
+        self.log.info("generation %d starts from %s", handle.generation, resume.name if resume else "the beginning")
+        return handle, resume
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """What the trigger saw becomes a result or one typed exception.
@@ -171,12 +189,6 @@ class TrainOperator(PlanConsumer):
             return self.execute(context)
         raise failure_of(failure, states, event["tails"])
 
-    def on_kill(self) -> None:
-        """The task is ended while it starts its gang: what was started is stopped."""
-        if self._started is not None:
-            plan, started_job = self._started
-            self._stop(plan, started_job, "cancelled while starting")
-
     def _stop(self, plan: LaunchPlan, stopped_job: str, reason: str) -> None:
         group = self._group(plan)
 
@@ -192,7 +204,7 @@ class TrainOperator(PlanConsumer):
 
     def _owner(self, context: Context) -> Owner:
         ti = context["ti"]
-        return Owner(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, origin=origin())
+        return Owner(ti.dag_id, ti.run_id, ti.task_id, _map_index(ti), ti.try_number, origin())
 
     def _load_handle(self, context: Context, plan: LaunchPlan) -> GangHandle:
         """The stored handle; a new one is stored before it is used, so that no crash can double a gang."""
@@ -210,16 +222,26 @@ class TrainOperator(PlanConsumer):
 
     def _new_handle(self, context: Context, plan: LaunchPlan, generation: int, deadline: float | None) -> GangHandle:
         ti = context["ti"]
-        map_index = ti.map_index if ti.map_index is not None else -1
         return GangHandle(
             generation=generation,
-            job_id=job_id(ti.dag_id, ti.run_id, ti.task_id, map_index, generation),
+            job_id=job_id(ti.dag_id, ti.run_id, ti.task_id, _map_index(ti), generation),
             plan_hash=_plan_hash(plan),
             deadline=deadline,
         )
 
     def _store(self, context: Context, handle: GangHandle, finished: bool = False) -> None:
         context["task_state_store"].set(STATE_KEY, {**handle.to_json(), "finished": finished})
+
+
+def _map_index(ti: Any) -> int:
+    return ti.map_index if ti.map_index is not None else -1
+
+
+def _ran(states: Mapping[str, JobState]) -> bool:
+    """At least one node got as far as training; a gang that was never committed is no failed attempt."""
+    return any(
+        state.phase in Phase.ENDED and state.stop_reason != StopReason.NOT_COMMITTED for state in states.values()
+    )
 
 
 def _plan_hash(plan: LaunchPlan) -> str:

@@ -16,6 +16,7 @@ MAX_GPU_MEMORY_USED = 512 * 2**20
 MIN_SHM_FREE = 2**30
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
+LEASE, SSH = "lease", "ssh"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class NodeFacts:
     probe: ProbeReply
     skew_s: float = 0.0
     reach_error: str | None = None
+    host_key_verified: bool = True
 
 
 def required_packages(plan: LaunchPlan) -> list[str]:
@@ -46,32 +48,35 @@ def required_packages(plan: LaunchPlan) -> list[str]:
     return names
 
 
-def check_nodes(plan: LaunchPlan, facts: Mapping[str, NodeFacts], errors: Mapping[str, str]) -> list[Check]:
+def check_nodes(
+    plan: LaunchPlan, facts: Mapping[str, NodeFacts], errors: Mapping[str, str], origin: str = ""
+) -> list[Check]:
     """Every check of every node.
 
     Args:
         plan: of the run.
         facts: answers, by node name.
         errors: why the other nodes did not answer, by node name.
+        origin: this Airflow's name in leases.
     """
     checks = []
     for node in plan.nodes:
         if node.name in errors:
-            checks.append(Check(node.name, "ssh", FAIL, "no answer", errors[node.name]))
+            checks.append(Check(node.name, SSH, FAIL, "no answer", errors[node.name]))
             continue
-        checks += _check_node(plan, node, facts[node.name])
+        checks += _check_node(plan, node, facts[node.name], origin)
     return checks + _check_equal(plan, facts)
 
 
-def _check_node(plan: LaunchPlan, node: NodePlan, facts: NodeFacts) -> list[Check]:
+def _check_node(plan: LaunchPlan, node: NodePlan, facts: NodeFacts, origin: str) -> list[Check]:
     probe = facts.probe
     checks = [
-        Check(node.name, "ssh", OK, f"{probe.hostname}, host key verified"),
+        _check_host_key(node, facts),
         Check(node.name, "python", OK, f"{probe.python_version} {probe.python_path}"),
         *_check_folders(plan, node, probe),
         *_check_packages(plan, node, probe),
         *_check_gpus(plan, node, probe),
-        _check_lease(plan, node, probe),
+        *_check_leases(plan, node, probe, origin),
         _check_clock(node, facts.skew_s),
     ]
     if probe.shm_free is not None and plan.device == "gpu" and probe.shm_free < MIN_SHM_FREE:
@@ -96,12 +101,19 @@ def _check_folders(plan: LaunchPlan, node: NodePlan, probe: ProbeReply) -> list[
         checks.append(Check(node.name, "workdir", OK, node.workdir))
     if plan.shared and probe.shared_dir_error:
         checks.append(Check(node.name, "shared_dir", FAIL, probe.shared_dir_error, "mount the shared disk there"))
-    free = probe.shared_disk_free if plan.shared else probe.disk_free
-    if free is not None:
-        level = OK if free >= plan.min_free_bytes else FAIL
-        fix = "" if level == OK else f"free space up to {_gib(plan.min_free_bytes)} (min_free_gib in the cluster file)"
-        checks.append(Check(node.name, "disk", level, f"{_gib(free)} free", fix))
+    checks.append(_check_disk(plan, node, "disk", probe.disk_free))
+    if plan.shared:
+        checks.append(_check_disk(plan, node, "shared disk", probe.shared_disk_free))
     return checks
+
+
+def _check_disk(plan: LaunchPlan, node: NodePlan, name: str, free: int | None) -> Check:
+    if free is None:
+        return Check(node.name, name, WARN, "free space not known")
+    if free >= plan.min_free_bytes:
+        return Check(node.name, name, OK, f"{_gib(free)} free")
+    fix = f"free space up to {_gib(plan.min_free_bytes)} (min_free_gib in the cluster file)"
+    return Check(node.name, name, FAIL, f"{_gib(free)} free", fix)
 
 
 def _check_packages(plan: LaunchPlan, node: NodePlan, probe: ProbeReply) -> list[Check]:
@@ -119,15 +131,17 @@ def _check_packages(plan: LaunchPlan, node: NodePlan, probe: ProbeReply) -> list
 def _check_gpus(plan: LaunchPlan, node: NodePlan, probe: ProbeReply) -> list[Check]:
     if plan.device == "cpu":
         return [Check(node.name, "cpu", OK, f"{probe.cpu_count} cores for {node.slots} process(es)")]
-    if len(probe.gpus) < node.slots:
-        found = probe.gpu_error or f"{len(probe.gpus)} GPUs for {node.slots} slots"
-        fix = "lower the node's slots in the cluster file, or repair the missing GPU (nvidia-smi, dmesg)"
+    wanted = node.gpus if node.gpus is not None else list(range(node.slots))
+    gpus = [gpu for gpu in probe.gpus if gpu.index in wanted]
+    if len(gpus) < len(wanted):
+        found = probe.gpu_error or f"{len(probe.gpus)} GPUs, wanted {', '.join(map(str, wanted))}"
+        fix = "correct slots or gpus in the cluster file, or repair the missing GPU (nvidia-smi, dmesg)"
         return [Check(node.name, "gpu", FAIL, found, fix)]
-    busy = [gpu for gpu in probe.gpus[: node.slots] if gpu.memory_used > MAX_GPU_MEMORY_USED]
-    if busy:
+    busy = [gpu for gpu in gpus if gpu.memory_used > MAX_GPU_MEMORY_USED]
+    if busy and not any(_overlap(holder.gpus, node.gpus) for holder in probe.holders):
         found = ", ".join(f"GPU {gpu.index}: {_gib(gpu.memory_used)} in use" for gpu in busy)
         return [Check(node.name, "gpu", FAIL, found, "end the other process (nvidia-smi shows it) or wait for it")]
-    return [Check(node.name, "gpu", OK, _describe_gpus(probe.gpus))]
+    return [Check(node.name, "gpu", OK, _describe_gpus(gpus))]
 
 
 def _describe_gpus(gpus: list[Gpu]) -> str:
@@ -135,14 +149,32 @@ def _describe_gpus(gpus: list[Gpu]) -> str:
     return f"{len(gpus)} x {', '.join(names)}, {_gib(min(gpu.memory_total for gpu in gpus))}"
 
 
-def _check_lease(plan: LaunchPlan, node: NodePlan, probe: ProbeReply) -> Check:
-    holder = probe.holder
-    if holder is None:
-        return Check(node.name, "lease", OK, "free")
-    if (holder.owner.dag_id, holder.owner.run_id) == (plan.dag_id, plan.run_id):
-        return Check(node.name, "lease", OK, "held by this run")
-    found = f"held by {holder.owner.dag_id or 'job'} {holder.owner.run_id or holder.job_id} at {holder.owner.origin}"
-    return Check(node.name, "lease", FAIL, found, "wait for that run, or end it")
+def _check_host_key(node: NodePlan, facts: NodeFacts) -> Check:
+    if facts.host_key_verified:
+        return Check(node.name, SSH, OK, f"{facts.probe.hostname}, host key verified")
+    fix = "remove no_host_key_check from the connection's Extra and add host_key"
+    return Check(node.name, SSH, WARN, f"{facts.probe.hostname}, host key NOT verified", fix)
+
+
+def _check_leases(plan: LaunchPlan, node: NodePlan, probe: ProbeReply, origin: str) -> list[Check]:
+    ours = (plan.dag_id, plan.run_id, origin)
+    in_the_way = [holder for holder in probe.holders if _overlap(holder.gpus, node.gpus)]
+    if not in_the_way:
+        return [Check(node.name, LEASE, OK, "free")]
+    checks = []
+    for holder in in_the_way:
+        owner = holder.owner
+        if (owner.dag_id, owner.run_id, owner.origin) == ours:
+            checks.append(Check(node.name, LEASE, OK, "held by this run"))
+        else:
+            found = f"held by {owner.dag_id or 'job'} {owner.run_id or holder.job_id} at {owner.origin}"
+            checks.append(Check(node.name, LEASE, FAIL, found, "wait for that run, or end it"))
+    return checks
+
+
+def _overlap(one: list[int] | None, other: list[int] | None) -> bool:
+    """Two leases exclude each other; ``None`` is the whole node."""
+    return one is None or other is None or bool(set(one) & set(other))
 
 
 def _check_clock(node: NodePlan, skew_s: float) -> Check:

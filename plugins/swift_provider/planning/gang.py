@@ -18,6 +18,8 @@ class GangHandle:
     """What a train task remembers over its tries; stored before the first byte goes to a node.
 
     ``deadline`` is in seconds since the epoch. ``plan_hash`` tells a cleared task with a new plan from a retry.
+    ``resumed_step`` is the step that the generation started from, ``idle`` how many generations before it ended
+    without a newer complete checkpoint.
     """
 
     generation: int
@@ -25,6 +27,8 @@ class GangHandle:
     plan_hash: str
     deadline: float | None = None
     finished: bool = False
+    resumed_step: int = 0
+    idle: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As stored in Airflow's task state."""
@@ -87,3 +91,14 @@ def describe_end(node: str, state: JobState) -> str:
     else:
         words = f"exit status {state.exit_code}"
     return f"{node}: {words}" + (f": {state.error}" if state.error else "")
+
+
+def cancel_reason(try_number: int) -> str:
+    """The stop reason of a user's cancel; the try tells a cleared task's successor that it was not meant."""
+    return f"cancelled in try {try_number}"
+
+
+def cancelled_try(reason: str | None) -> int | None:
+    """The try that a stop reason of :func:`cancel_reason` names."""
+    head, _, number = (reason or "").rpartition(" ")
+    return int(number) if head == "cancelled in try" and number.isdigit() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -14,6 +15,15 @@ from trainer.protocol import JobSpec, Owner
 ARGUMENTS_FILE = "swift.yaml"
 
 
+@dataclass(frozen=True)
+class Resume:
+    """A checkpoint of the same run to go on from: its folder's name, its step, and small files each node must have."""
+
+    name: str
+    step: int
+    files: dict[str, str] = field(default_factory=dict)
+
+
 def job_spec(
     plan: LaunchPlan,
     node: NodePlan,
@@ -21,7 +31,7 @@ def job_spec(
     job_id: str,
     owner: Owner,
     staged: Mapping[str, str],
-    resume_from: str | None = None,
+    resume: Resume | None = None,
     deadline: float | None = None,
 ) -> JobSpec:
     """The job of one node: ms-swift's own CLI with the five variables that make it start torchrun.
@@ -32,13 +42,13 @@ def job_spec(
         job_id: the same on all nodes of a generation.
         owner: who the lease belongs to.
         staged: location → path on this node.
-        resume_from: absolute path of a complete checkpoint on this node.
+        resume: a complete checkpoint of this run; wins over the recipe's ``resume_from_checkpoint``.
         deadline: seconds since the epoch after which the supervisor itself ends the job.
     """
     job_dir = f"{node.workdir}/jobs/{job_id}"
     args = resolve_inputs(plan.args, staged)
-    if resume_from:
-        args["resume_from_checkpoint"] = resume_from
+    if resume:
+        args["resume_from_checkpoint"] = f"{node.output_dir}/{resume.name}"
     args["output_dir"] = node.output_dir
     args = {name: _in_job_dir(value, job_dir) for name, value in args.items()}
     return JobSpec(
@@ -51,6 +61,9 @@ def job_spec(
         owner=owner,
         grace_s=plan.grace,
         deadline=deadline,
+        gpus=node.gpus,
+        port=plan.master_port if node.rank == 0 and len(plan.nodes) > 1 else None,
+        resume_files=dict(resume.files) if resume else {},
     )
 
 

@@ -93,7 +93,7 @@ RUN_PARAMS: tuple[RunParam, ...] = (
 _BY_NAME = {param.name: param for param in RUN_PARAMS}
 
 
-def check_params(params: Mapping[str, Any], node_names: list[str]) -> list[Fault]:
+def check_params(params: Mapping[str, Any], node_names: list[str], recipe: str) -> list[Fault]:
     """What is wrong with the parameters of a run, beyond what their JSON schema has already refused.
 
     Airflow accepts unknown keys in a REST request; a misspelt one would be lost without a word.
@@ -104,6 +104,9 @@ def check_params(params: Mapping[str, Any], node_names: list[str]) -> list[Fault
             guess = nearest(name, _BY_NAME)
             hint = f"did you mean {guess!r}?" if guess else f"known ones are {', '.join(_BY_NAME)}"
             faults.append(Fault("run parameters", name, f"unknown parameter (value {shorten(value)}); {hint}"))
+    if params.get("recipe") not in (None, recipe):
+        problem = f"this DAG trains {recipe} and no other (got {shorten(params['recipe'])}); use swift_train to choose"
+        faults.append(Fault("run parameters", "recipe", problem))
     for node in params.get("nodes") or []:
         if node not in node_names:
             guess = nearest(node, node_names)

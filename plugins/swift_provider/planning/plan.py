@@ -14,7 +14,10 @@ from swift_provider.config.values import StrictModel
 
 
 class NodePlan(StrictModel):
-    """One node's part. ``rank`` is the node rank; ``slots`` the number of processes there."""
+    """One node's part. ``rank`` is the node rank; ``slots`` the number of processes there.
+
+    ``gpus`` are the GPU indexes that the job leases; ``None`` leases the whole node.
+    """
 
     name: str
     ssh_conn_id: str
@@ -23,6 +26,7 @@ class NodePlan(StrictModel):
     slots: int
     workdir: str
     output_dir: str
+    gpus: list[int] | None = None
 
 
 class LaunchPlan(StrictModel):

@@ -48,7 +48,7 @@ def make_plan(
     """
     params = params or {}
     shown = f"recipes/{recipe.name}.yaml"
-    faults = check_params(params, [node.name for node in cluster.nodes])
+    faults = check_params(params, [node.name for node in cluster.nodes], recipe.name)
     args = {name: value for name, value in override_args(recipe.swift.args, params).items() if value is not None}
     files: dict[str, str] = {}
     faults += _ship_deepspeed_config(args, files, config_dir, shown)
@@ -118,6 +118,7 @@ def _plan_node(cluster: Cluster, node: Node, rank: int, key: str, hosts: Mapping
         address=node.address or hosts.get(node.ssh_conn_id) or "",
         rank=rank,
         slots=node.slots,
+        gpus=node.gpus,
         workdir=workdir,
         output_dir=f"{root}/runs/{key}/output",
     )

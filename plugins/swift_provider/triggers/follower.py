@@ -226,10 +226,10 @@ class GangFollower:
             rest = [
                 name
                 for name, view in self.views.items()
-                if name not in failed and name not in self._stop_sent and view.unreachable_since is None
+                if not (name in failed or name in self._stop_sent or view.ended or view.unreachable_since is not None)
             ]
             if rest:
-                await self.stop(f"{failed[0]} failed", [name for name in rest if not self.views[name].ended])
+                await self.stop(f"{failed[0]} failed", rest)
 
     async def stop(self, reason: str, names: list[str] | None = None) -> set[str]:
         """Asks the supervisors to end their jobs, without waiting for the jobs to be gone.

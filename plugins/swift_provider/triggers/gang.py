@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from swift_provider.hooks.cancel import cancel_once, cancel_until_heard
 from swift_provider.hooks.nodes import NodesHook
+from swift_provider.planning.gang import cancel_reason
 from swift_provider.planning.plan import NodePlan
 from swift_provider.triggers.follower import GangFollower
+from trainer import protocol
+from trainer.protocol import Owner
 
 #: XCom key of the live progress; the run page and the REST API read it while the task is deferred.
 XCOM_PROGRESS = "progress"
@@ -32,6 +36,7 @@ class GangTrigger(BaseTrigger):
         nodes: the plan's nodes, as JSON.
         python: interpreter of the training environment on the nodes.
         job_id: the same on all nodes.
+        owner: who the leases belong to, as JSON.
         deadline: seconds since the epoch, or ``None``.
         poll_interval: seconds between two looks.
         unreachable_grace: seconds that a node may be out of reach while the run does not step.
@@ -42,12 +47,13 @@ class GangTrigger(BaseTrigger):
         nodes: list[dict[str, Any]],
         python: str,
         job_id: str,
+        owner: dict[str, Any],
         deadline: float | None = None,
-        poll_interval: float = 5.0,
+        poll_interval: float = 2.0,
         unreachable_grace: float = 600.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.nodes, self.python, self.job_id, self.deadline = nodes, python, job_id, deadline
+        self.nodes, self.python, self.job_id, self.owner, self.deadline = nodes, python, job_id, owner, deadline
         self.poll_interval, self.unreachable_grace = poll_interval, unreachable_grace
         self._follower: GangFollower | None = None
         self._killing = False
@@ -60,6 +66,7 @@ class GangTrigger(BaseTrigger):
                 "nodes": self.nodes,
                 "python": self.python,
                 "job_id": self.job_id,
+                "owner": self.owner,
                 "deadline": self.deadline,
                 "poll_interval": self.poll_interval,
                 "unreachable_grace": self.unreachable_grace,
@@ -70,7 +77,7 @@ class GangTrigger(BaseTrigger):
         """Yields exactly one event."""
         started = time.monotonic()
         # Connections are looked up first: the first lookup of a triggerer takes seconds, too long inside on_kill.
-        group = await NodesHook([NodePlan(**node) for node in self.nodes], self.python).agroup()
+        group = await self._hook().agroup()
         offsets = ((await self._last_progress()) or {}).get("log_offsets") or {}
         follower = GangFollower(group, self.job_id, offsets, self.unreachable_grace)
         self._follower = follower
@@ -86,6 +93,9 @@ class GangTrigger(BaseTrigger):
             await self._publish(follower)
         await asyncio.sleep(max(0.0, FIRST_EVENT_AFTER_S - (time.monotonic() - started)))
         yield TriggerEvent(self._event(status, follower))  # type: ignore[no-untyped-call]
+
+    def _hook(self) -> NodesHook:
+        return NodesHook([NodePlan(**node) for node in self.nodes], self.python)
 
     def _status(self, follower: GangFollower) -> str:
         if follower.over:
@@ -158,39 +168,37 @@ class GangTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """A user marked the task or cleared it: every process of the job on every node ends.
 
-        Airflow cancels this method again about once a second, so the work runs in a task of its own.
+        Airflow cancels this method again about once a second, so the work runs in a task of its own. Nodes that are
+        out of reach are tried again in the background, for as long as this triggerer lives.
         """
         self._killing = True
-        work = asyncio.ensure_future(self._stop_everywhere())
+        first_round = asyncio.Event()
+        work = asyncio.ensure_future(self._cancel_everywhere(first_round))
         _KEEP.add(work)
         work.add_done_callback(_KEEP.discard)
-        while not work.done():
+        while not first_round.is_set():
             try:
-                await asyncio.shield(work)
+                await first_round.wait()
             except asyncio.CancelledError:
                 continue
 
-    async def _stop_everywhere(self) -> None:
-        follower = self._follower
-        if follower is None:
-            group = await NodesHook([NodePlan(**node) for node in self.nodes], self.python).agroup()
-            follower = GangFollower(group, self.job_id)
-        await follower.stop(cancel_reason(self._identity.try_number))
-        self.log.info("asked every node to stop job %s", self.job_id)
-        await follower.group.close()
+    async def _cancel_everywhere(self, first_round: asyncio.Event) -> None:
+        try_number = self._identity.try_number
+        owner = replace(protocol.from_dict(Owner, self.owner), try_number=try_number)
+        reason = cancel_reason(try_number)
+        try:
+            group = self._follower.group if self._follower else await self._hook().agroup()
+            left = set(await cancel_once(group, owner, reason))
+        except Exception:
+            self.log.exception("the training could not be cancelled from here")
+            return
+        finally:
+            first_round.set()
+        if left:
+            await cancel_until_heard(group, owner, reason, left)
+        await group.close()
 
     async def cleanup(self) -> None:
         """Lets go of the connections, never of the training: this also runs when a triggerer shuts down."""
         if self._follower is not None and not self._killing:
             await self._follower.close()
-
-
-def cancel_reason(try_number: int) -> str:
-    """The stop reason of a user's cancel; the try tells a cleared task's successor that it was not meant."""
-    return f"cancelled in try {try_number}"
-
-
-def cancelled_try(reason: str | None) -> int | None:
-    """The try that a stop reason of :func:`cancel_reason` names."""
-    head, _, number = (reason or "").rpartition(" ")
-    return int(number) if head == "cancelled in try" and number.isdigit() else None

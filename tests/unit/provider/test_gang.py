@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_provider.planning.gang import Step, describe_end, ended_well, first_failure, next_step
-from swift_provider.triggers.gang import cancel_reason, cancelled_try
+from swift_provider.planning.gang import (
+    Step,
+    cancel_reason,
+    cancelled_try,
+    describe_end,
+    ended_well,
+    first_failure,
+    next_step,
+)
 from swift_provider.triggers.logs import LogCursor
 from trainer.protocol import JobState, Phase
 

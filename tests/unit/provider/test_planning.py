@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swift_provider.config import Cluster, ConfigError, Recipe
 from swift_provider.planning.inputs import resolve_inputs, split_inputs
-from swift_provider.planning.launch import job_spec
+from swift_provider.planning.launch import Resume, job_spec
 from swift_provider.planning.names import job_id, run_key, safe_name
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.planning.planner import make_plan
@@ -61,7 +61,9 @@ def test_the_same_recipe_grows_with_the_cluster() -> None:
 def test_what_each_node_runs() -> None:
     p = plan(c=cluster(2, 4, shared_dir="/shared", workdir="/w"), r=recipe(deepspeed="zero3.json"))
     staged = {"/data/a.jsonl": "/cache/a", "oss://bucket/b.jsonl": "/cache/b"}
-    spec = job_spec(p, p.nodes[1], job_id="j1", owner=Owner(), staged=staged, resume_from="/shared/ck")
+    spec = job_spec(
+        p, p.nodes[1], job_id="j1", owner=Owner(), staged=staged, resume=Resume("checkpoint-7", 7, {"a": "b"})
+    )
     assert spec.argv == ["/env/bin/python", "-m", "swift.cli.main", "sft", "/w/jobs/j1/swift.yaml"]
     assert {
         name: spec.env[name] for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
@@ -77,7 +79,9 @@ def test_what_each_node_runs() -> None:
     assert args["deepspeed"] == "/w/jobs/j1/deepspeed.json"
     assert json.loads(spec.files["deepspeed.json"])["zero_optimization"]["stage"] == 3
     assert args["output_dir"] == spec.output_dir == "/shared/runs/dag.run/output"
-    assert args["resume_from_checkpoint"] == "/shared/ck"
+    assert args["resume_from_checkpoint"] == "/shared/runs/dag.run/output/checkpoint-7"
+    assert spec.resume_files == {"a": "b"}
+    assert (spec.port, job_spec(p, p.nodes[0], job_id="j", owner=Owner(), staged={}).port) == (None, 29500)
     assert args["add_version"] is False
     assert args["save_on_each_node"] is False
     assert args["ddp_timeout"] == 1800
