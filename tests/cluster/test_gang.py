@@ -258,7 +258,7 @@ def test_offsets_never_run_ahead_of_the_lines_that_were_handed_out(site: Site, t
 
 def test_a_cable_that_is_out_for_twenty_seconds_harms_nothing(hosts: Site) -> None:
     assert hosts.cluster is not None
-    plan = hosts.plan(max_steps=300, **stand_in.arguments(step_s=0.1))
+    plan = hosts.plan(max_steps=230, **stand_in.arguments(step_s=0.1))
     job = hosts.start(plan)
     follow = Follow(hosts, plan, job)
     children = {name: hosts.state(name, job).child for name in NODES}
@@ -288,7 +288,7 @@ def test_a_cable_that_is_out_for_twenty_seconds_harms_nothing(hosts: Site) -> No
         state = hosts.state(name, job)
         assert (state.exit_code, state.stop_reason, state.child) == (0, None, children[name])
         assert follow.lines[name] == expected_lines(hosts.log(name, job))
-        assert sum(line.startswith("step ") for line in follow.lines[name]) == 300
+        assert sum(line.startswith("step ") for line in follow.lines[name]) == 230
 
 
 def test_a_cable_that_is_out_for_longer_than_the_grace_makes_a_lost_node(
