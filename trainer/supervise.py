@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from typing import List
 
 from trainer import records
@@ -28,10 +29,11 @@ def supervise(workdir: str, job_id: str, descriptors: str, hold: str) -> int:
     except Exception as error:
         _answer(ready, f"cannot start the training: {error}")
         return 1
+    until = time.monotonic() + hold_s  # counted from before the answer, however late this process runs again
     signal.alarm(0)
     os.close(turn)
     _answer(ready, "ok")
-    if hold_s <= 0 or (supervisor.wait_for_commit(hold_s) and _launch(supervisor)):
+    if hold_s <= 0 or (supervisor.wait_for_commit(until) and _launch(supervisor)):
         supervisor.follow()
     supervisor.release(lease)  # before the last state: whoever reads that the job ended may use the node at once
     supervisor.finish()

@@ -89,19 +89,18 @@ class Supervisor:
         self._port = PortPromise(self._spec.port) if self._spec.port is not None else None
         self._write_state(sync=True)
 
-    def wait_for_commit(self, hold_s: float) -> bool:
-        """Wait for the word to start; ``False`` when a stop, the deadline or the end of the time came first.
+    def wait_for_commit(self, until: float) -> bool:
+        """Wait for the word to start; ``False`` when a stop, the deadline or ``until`` (monotonic) came first.
 
         The decision falls here and nowhere else: a word that comes too late finds a job that has ended.
         """
-        over = time.monotonic() + hold_s
         while True:
             committed = os.path.exists(self._job.commit)
             if committed:
                 self.remove_stale_build_locks()  # takes a moment, so the decision comes after it
             now = time.monotonic()
             self._want_stop(now)
-            if self._stop is None and now >= over:
+            if self._stop is None and now >= until:
                 self._stop = Stop(StopReason.NOT_COMMITTED, 0.0)
             if self._stop is not None:
                 self._state.stop_reason = self._stop.reason
