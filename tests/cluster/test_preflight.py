@@ -22,12 +22,13 @@ from trainer.protocol import Owner
 
 def checks_of(site: Site, plan: LaunchPlan) -> list[Check]:
     facts, errors = site.run(lambda: _gather_facts(plan, NodesHook.for_plan(plan).group()))
-    return check_nodes(plan, facts, {name: str(error) for name, error in errors.items()})
+    return check_nodes(plan, facts, {name: str(error) for name, error in errors.items()}, preflight.origin())
 
 
 @pytest.fixture(autouse=True)
-def _short_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "REACH_TIMEOUT_S", 4.5)
+    monkeypatch.setattr(preflight, "origin", lambda: "here")
 
 
 def faults(site: Site, plan: LaunchPlan) -> dict[tuple[str, str], Check]:

@@ -81,10 +81,21 @@ class NodeSession:
         raise NodeUnreachable(f"{where}: no SSH connection")  # not reached: the loop returns or raises
 
     async def sftp(self) -> asyncssh.SFTPClient:
-        """The open SFTP channel of the connection."""
+        """The open SFTP channel of the connection.
+
+        Raises:
+            AgentFailed: the node's sshd has no SFTP subsystem.
+            NodeUnreachable: the connection could not be made or was lost.
+        """
         connection = await self.connect()
         if self._sftp is None:
-            self._sftp = await connection.start_sftp_client()
+            try:
+                self._sftp = await connection.start_sftp_client()
+            except asyncssh.ChannelOpenError as error:
+                reason = f"the node offers no SFTP ({error.reason}); enable the sftp subsystem of its sshd"
+                raise AgentFailed(f"{self.name}: {reason}") from None
+            except (OSError, asyncssh.Error) as error:
+                raise NodeUnreachable(f"{self.name}: the connection was lost ({error})") from None
         return self._sftp
 
     async def call(

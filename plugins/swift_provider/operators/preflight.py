@@ -88,7 +88,7 @@ async def _gather_facts(plan: LaunchPlan, group: NodeGroup) -> tuple[dict[str, N
 def _held_by_this_run(plan: LaunchPlan, probe: ProbeReply) -> bool:
     """A cleared preflight may find its own training running: then the port is taken, and rightly."""
     owner = probe.holder.owner if probe.holder else None
-    return owner is not None and (owner.dag_id, owner.run_id) == (plan.dag_id, plan.run_id)
+    return owner is not None and (owner.dag_id, owner.run_id, owner.origin) == (plan.dag_id, plan.run_id, origin())
 
 
 async def _check_rendezvous(plan: LaunchPlan, group: NodeGroup, names: list[str]) -> dict[str, str | None]:

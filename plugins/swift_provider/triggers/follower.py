@@ -38,9 +38,13 @@ SOLO_WORLD = "parallel_mode != ParallelMode.DISTRIBUTED"
 
 @dataclass
 class NodeView:
-    """What is known of one node. Times are on the monotonic clock."""
+    """What is known of one node. Times are on the monotonic clock.
+
+    ``handed_out`` is the cursor's offset without the lines that :meth:`GangFollower.poll` has not returned yet.
+    """
 
     cursor: LogCursor
+    handed_out: int = 0
     state: JobState | None = None
     heartbeat_seen: float = 0.0
     unreachable_since: float | None = None
@@ -88,7 +92,10 @@ class GangFollower:
         self.group, self.job_id, self.unreachable_grace = group, job_id, unreachable_grace
         offsets = offsets or {}
         now = time.monotonic()
-        self.views = {name: NodeView(LogCursor(offsets.get(name, 0)), heartbeat_seen=now) for name in group.sessions}
+        self.views = {
+            name: NodeView(LogCursor(start), handed_out=start, heartbeat_seen=now)
+            for name, start in ((name, offsets.get(name, 0)) for name in group.sessions)
+        }
         self._last_step: tuple[int, float] = (-1, now)
         self._stop_sent: set[str] = set()
 
@@ -117,6 +124,7 @@ class GangFollower:
             return []
         look, view.look = view.look, None
         lines = look.result()
+        view.handed_out = view.cursor.offset
         view.tail.extend(lines)
         view.solo_world = view.solo_world or any(SOLO_WORLD in line for line in lines)
         return lines
@@ -179,6 +187,7 @@ class GangFollower:
             except TrainingError as error:
                 view.problem = str(error)
             lines.setdefault(name, []).extend(view.cursor.flush())
+            view.handed_out = view.cursor.offset
             view.tail.extend(lines[name])
         return {name: new for name, new in lines.items() if new}
 
@@ -217,7 +226,7 @@ class GangFollower:
     @property
     def offsets(self) -> dict[str, int]:
         """For each node the byte of its log from which another follower can go on."""
-        return {name: view.cursor.offset for name, view in self.views.items()}
+        return {name: view.handed_out for name, view in self.views.items()}
 
     async def _stop_peers_of_failed(self) -> None:
         """A gang lives and dies together: when one job fails, the others are asked to stop."""
