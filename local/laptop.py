@@ -33,10 +33,12 @@ class Laptop:
     Args:
         folder: where all of it lives; kept between runs.
         say: where progress goes.
+        config_dir: the recipes and clusters that Airflow sees.
     """
 
     folder: Path
     say: Callable[[str], None] = print
+    config_dir: Path = PROJECT / "include" / "configs"
     nodes: list[LocalNode] = field(default_factory=list)
     airflow: LocalAirflow | None = None
     oss_process: subprocess.Popen[bytes] | None = None
@@ -122,7 +124,7 @@ class Laptop:
         python = self.trainer_env / "bin" / "python"
         return {
             MARK: str(self.folder),
-            "SWIFT_CONFIG_DIR": str(PROJECT / "include" / "configs"),
+            "SWIFT_CONFIG_DIR": str(self.config_dir),
             "SWIFT_DEFAULT_RECIPE": "tiny-cpu",
             "SWIFT_LOCAL_MASTER_PORT": str(self.settings["master_port"]),
             "SWIFT_LOCAL_PYTHON": str(python),
