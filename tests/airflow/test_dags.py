@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
@@ -16,7 +15,7 @@ from airflow.sdk import RetryAction
 
 from swift_provider import exceptions
 from swift_provider.config import ConfigError, Fault
-from swift_provider.dag import RETRY_POLICY
+from swift_provider.retry import MOST_RETRIES, TrainingRetryPolicy
 from tests.airflow.home import PROJECT
 
 TASKS = ["plan", "preflight", "stage", "train", "backup", "prune"]
@@ -27,9 +26,10 @@ def dags() -> DagBag:
     return DagBag(str(PROJECT / "dags"))
 
 
-def test_both_dags_are_imported(dags: DagBag) -> None:
+def test_every_dag_is_imported(dags: DagBag) -> None:
     assert dags.import_errors == {}
-    assert set(dags.dags) == {"swift_train", "swift_nightly"}
+    assert set(dags.dags) == {path.stem for path in (PROJECT / "dags").glob("*.py")}
+    assert {"swift_train", "swift_nightly"} <= set(dags.dags)
 
 
 @pytest.mark.parametrize("dag_id", ["swift_train", "swift_nightly"])
@@ -39,8 +39,8 @@ def test_the_tasks_follow_the_order_of_a_run(dags: DagBag, dag_id: str) -> None:
     for before, after in itertools.pairwise(TASKS):
         assert after in dag.get_task(before).downstream_task_ids
     for task in dag.tasks:
-        assert task.retries == 2
-        assert task.retry_policy is RETRY_POLICY
+        assert task.retries == MOST_RETRIES
+        assert isinstance(task.retry_policy, TrainingRetryPolicy)
 
 
 def test_the_nightly_dag_runs_by_itself_one_at_a_time(dags: DagBag) -> None:
@@ -63,7 +63,7 @@ def test_the_manual_dag_offers_every_recipe_and_can_be_triggered_as_it_is(dags: 
 
 def test_no_text_field_blocks_the_form(dags: DagBag) -> None:
     """Airflow's form refuses an empty text field whose type does not include null."""
-    for dag in dags.dags.values():
+    for dag in (dags.dags["swift_train"], dags.dags["swift_nightly"]):
         for name, param in dag.params.items():
             schema = dag.params.get_param(name).schema
             if param is None:
@@ -181,28 +181,33 @@ print(json.dumps({"there": "swift-provider" in manager.providers, "form": form,
 
 # -- the retry policy -----------------------------------------------------------------------------------------------
 
-FAIL, RETRY, DEFAULT = RetryAction.FAIL, RetryAction.RETRY, RetryAction.DEFAULT
+NEVER, MINUTE = 1, timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(
-    ("error", "action", "delay"),
+    ("error", "tries", "delay"),
     [
-        (ConfigError([Fault("recipes/r.yaml", "cluster", "is missing")]), FAIL, None),
-        (exceptions.HostKeyUnknown("x"), FAIL, None),
-        (exceptions.DeadlineExceeded("x"), FAIL, None),
-        (exceptions.TrainingStopped("x"), FAIL, None),
-        (exceptions.NodeBusy("x"), RETRY, timedelta(minutes=5)),
-        (exceptions.NodeLost("x"), RETRY, timedelta(minutes=2)),
-        (exceptions.NodeUnreachable("x"), RETRY, timedelta(minutes=1)),
-        (exceptions.TrainingFailed("x"), RETRY, timedelta(minutes=1)),
-        (exceptions.PreflightFailed("x"), DEFAULT, None),
-        (exceptions.GangStartFailed("x"), DEFAULT, None),
-        (RuntimeError("x"), DEFAULT, None),
+        (ConfigError([Fault("recipes/r.yaml", "cluster", "is missing")]), NEVER, None),
+        (exceptions.HostKeyUnknown("x"), NEVER, None),
+        (exceptions.DeadlineExceeded("x"), NEVER, None),
+        (exceptions.TrainingStopped("x"), NEVER, None),
+        (exceptions.TrainingRefused("x"), NEVER, None),
+        (exceptions.NoProgress("x"), NEVER, None),
+        (exceptions.NodeBusy("x"), MOST_RETRIES + 1, 5 * MINUTE),
+        (exceptions.NodeUnreachable("x"), 16, 2 * MINUTE),
+        (exceptions.NodeLost("x"), 8, 2 * MINUTE),
+        (exceptions.TrainingFailed("x"), 8, MINUTE),
+        (exceptions.PreflightFailed("x"), 3, MINUTE),
+        (exceptions.GangStartFailed("x"), 3, MINUTE),
+        (RuntimeError("x"), 3, MINUTE),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_each_failure_has_its_action(error: Exception, action: Any, delay: timedelta | None) -> None:
-    decision = RETRY_POLICY.evaluate(error, 1, 3)
-    assert (decision.action, decision.retry_delay) == (action, delay)
-    survived = type(RETRY_POLICY).deserialize(RETRY_POLICY.serialize()).evaluate(error, 1, 3)
-    assert (survived.action, survived.retry_delay) == (action, delay)
+def test_each_failure_has_its_budget(error: Exception, tries: int, delay: timedelta | None) -> None:
+    for policy in (TrainingRetryPolicy(), TrainingRetryPolicy.deserialize(TrainingRetryPolicy().serialize())):
+        last = policy.evaluate(error, tries, MOST_RETRIES + 1)
+        assert (last.action, last.retry_delay) == (RetryAction.FAIL, None)
+        assert last.reason
+        if tries > NEVER:
+            before = policy.evaluate(error, tries - 1, MOST_RETRIES + 1)
+            assert (before.action, before.retry_delay) == (RetryAction.RETRY, delay)

@@ -15,9 +15,10 @@ from airflow.serialization.serialized_objects import BaseSerialization
 
 from swift_provider import exceptions
 from swift_provider.operators.train import STATE_KEY, TrainOperator
+from swift_provider.planning.gang import cancel_reason
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.triggers import gang as trigger_module
-from swift_provider.triggers.gang import GangTrigger, cancel_reason
+from swift_provider.triggers.gang import GangTrigger
 from tests.cluster import stand_in
 from tests.cluster.sites import Site, until
 from trainer.protocol import Phase, to_dict
@@ -42,7 +43,7 @@ class Task:
     """One task instance over its tries."""
 
     def __init__(self, plan: LaunchPlan) -> None:
-        self.plan, self.store, self.try_number = plan, Store(), 1
+        self.plan, self.store, self.xcom, self.try_number = plan, Store(), dict[str, Any](), 1
 
     @property
     def identity(self) -> SimpleNamespace:
@@ -53,6 +54,7 @@ class Task:
             map_index=-1,
             try_number=self.try_number,
             id="ti",
+            xcom_push=self.xcom.__setitem__,
         )
 
     @property
@@ -290,6 +292,7 @@ def test_the_trigger_survives_the_way_through_the_database() -> None:
         nodes=[{**nodes[0], "output_dir": "/w/out"}],
         python="/env/bin/python",
         job_id="dag.0123.g1",
+        owner={"dag_id": "dag", "run_id": "run", "task_id": "train", "map_index": -1, "try_number": 2, "origin": "o"},
         deadline=123.5,
         poll_interval=2.0,
         unreachable_grace=60.0,

@@ -228,7 +228,6 @@ def test_a_follower_that_is_restarted_again_and_again_loses_and_repeats_no_byte(
         assert follow.offsets[name] == len(log)
 
 
-@pytest.mark.xfail(reason="a look that outlasts poll() moves the cursor before its lines are returned", strict=True)
 def test_offsets_never_run_ahead_of_the_lines_that_were_handed_out(site: Site, tmp_path: Path) -> None:
     """A look that outlasts the poll may have read lines that nobody has seen; a successor must read them again."""
     for index, name in enumerate(NODES):

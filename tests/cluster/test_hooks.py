@@ -245,10 +245,11 @@ def test_twelve_logins_get_through_where_sshd_allows_four(site: Site, strict_ssh
     assert "MaxStartups" in (tmp_path / "sshd.log").read_text()  # it did drop some
 
 
-@pytest.mark.xfail(reason="start_sftp_client raises outside the try of NodeSession.put and read", strict=True)
 def test_an_sshd_without_sftp_is_an_error_of_that_node(site: Site, strict_sshd: Any) -> None:
     site.publish("node1", port=strict_sshd(lambda text: text.replace("Subsystem sftp internal-sftp", "")))
-    assert isinstance(error_of(site), TrainingError)
+    error = error_of(site)
+    assert type(error) is AgentFailed
+    assert "sftp" in str(error)
 
 
 # -- secrets ------------------------------------------------------------------------------------------------------
