@@ -54,8 +54,10 @@ e2e: ## the whole main job through a real Airflow, and its UI in a real browser
 bench: ## figures of the docs, each with its peer from the same run
 	@$(PY) -m benchmarks.dag_import && $(PY) -m benchmarks.overhead
 
-lock: ## make the locks again from requirements/*.in
+lock: ## make the locks again from requirements/*.in; the trainer's from what its environment resolved to
 	@for name in airflow dev; do $(VENV)/bin/uv pip compile -q --no-emit-index-url --no-header --no-annotate -p 3.11 requirements/$$name.in -o requirements/$$name.txt; done
+	@rm -rf .build/lock && $(PYTHON) -m venv .build/lock && .build/lock/bin/pip install -q -r requirements/trainer.in
+	@.build/lock/bin/pip freeze | sed -E 's/\+cpu$$//' > requirements/trainer.txt && rm -rf .build/lock
 
 clean: ## remove what was built in this clone
 	@rm -rf .build .local-run .mypy_cache .ruff_cache .pytest_cache

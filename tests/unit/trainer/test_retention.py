@@ -98,3 +98,12 @@ def test_an_ordinary_night():
 def test_a_wrong_policy_is_refused(wrong):
     with pytest.raises(ValueError, match=r"keep|mode"):
         Policy(**wrong)
+
+
+def test_a_metric_that_is_no_number_never_makes_a_checkpoint_the_best() -> None:
+    nan = float("nan")
+    values = {1: 0.5, 2: nan, 3: nan, 4: 0.7}
+    candidates = [Candidate(f"checkpoint-{step}", step, metrics={"eval_loss": value}) for step, value in values.items()]
+    for order in (candidates, candidates[::-1]):
+        decisions = {item.step: item for item in decide(order, Policy(keep_last=1, keep_best=1, metric="eval_loss"))}
+        assert [step for step, item in decisions.items() if item.keep] == [1, 4]
