@@ -127,11 +127,13 @@ def ensure_overlay() -> Path:
     distribution.
     """
     base = ensure("airflow")
-    folder = PROJECT / ".build" / "venv"
-    stamp = f"{base}\n{hashlib.sha256((PROJECT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
+    link = PROJECT / ".build" / "venv"
+    stamp = hashlib.sha256(f"{RECIPE_VERSION} {base} {PROJECT}".encode() + (PROJECT / "pyproject.toml").read_bytes())
+    folder = PROJECT / ".build" / f"venv-{stamp.hexdigest()[:12]}"
     marker = folder / ".complete"
-    if marker.exists() and marker.read_text() == stamp:
-        return folder
+    if marker.exists():
+        _point(link, folder)
+        return link
     shutil.rmtree(folder, ignore_errors=True)
     _run([str(python_of(base)), "-m", "venv", "--without-pip", str(folder)], folder)
     site = next((folder / "lib").glob("python*")) / "site-packages"
@@ -141,8 +143,20 @@ def ensure_overlay() -> Path:
     _run([*pip, "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(PROJECT)], folder)
     for script in (base / "bin").iterdir():
         _copy_script(script, folder / "bin" / script.name, base, folder)
-    marker.write_text(stamp)
-    return folder
+    marker.touch()
+    _point(link, folder)
+    return link
+
+
+def _point(link: Path, folder: Path) -> None:
+    """Makes ``link`` lead to ``folder``, at once: what still runs from an older one keeps it."""
+    if link.is_symlink() and link.resolve() == folder:
+        return
+    if link.is_dir() and not link.is_symlink():
+        shutil.rmtree(link)
+    temporary = link.with_name(f"{link.name}.{os.getpid()}")
+    temporary.symlink_to(folder.name)
+    temporary.replace(link)
 
 
 def _copy_script(source: Path, target: Path, base: Path, folder: Path) -> None:

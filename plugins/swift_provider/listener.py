@@ -85,7 +85,7 @@ def _cancel_gang(gang: dict[str, Any], try_number: int, what: str) -> None:
 
     from swift_provider.hooks.cancel import cancel_until_heard
     from swift_provider.hooks.endpoint import endpoint_of
-    from swift_provider.hooks.nodes import NodeGroup
+    from swift_provider.hooks.group import NodeGroup
     from swift_provider.planning.gang import cancel_reason
     from swift_provider.planning.plan import NodePlan
     from trainer import protocol

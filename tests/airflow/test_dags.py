@@ -145,9 +145,6 @@ def test_parsing_a_dag_imports_nothing_heavy(python: Callable[[str], str]) -> No
     assert not loaded & {"torch", "swift", "deepspeed", "transformers", "oss2", "paramiko", "numpy", "pandas"}
 
 
-@pytest.mark.xfail(
-    reason="swift_provider.dag → operators.preflight → hooks.nodes → hooks.endpoint imports asyncssh", strict=True
-)
 def test_parsing_a_dag_does_not_import_asyncssh(python: Callable[[str], str]) -> None:
     assert "asyncssh" not in modules_after(python, PARSE)
 

@@ -21,7 +21,8 @@ from local.netns import HostCluster
 from local.nodes import LocalNode
 from local.processes import descendants_marked
 from swift_provider.config import Cluster, Recipe
-from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.group import NodeGroup
+from swift_provider.hooks.nodes import NodesHook
 from swift_provider.operators.gang import Gang
 from swift_provider.planning.gang import GangHandle
 from swift_provider.planning.names import job_id

@@ -16,7 +16,8 @@ import pytest
 from local.nodes import LocalNode, make_key
 from local.processes import end, free_port, spawn, wait_for_port
 from swift_provider.exceptions import AgentFailed, HostKeyUnknown, NodeUnreachable, TrainingError
-from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.group import NodeGroup
+from swift_provider.hooks.nodes import NodesHook
 from tests.cluster.sites import Site
 from trainer.bundle import agent_bundle
 from trainer.protocol import (

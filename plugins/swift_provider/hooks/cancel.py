@@ -6,10 +6,14 @@ import asyncio
 import logging
 import random
 import time
+from typing import TYPE_CHECKING
 
 from swift_provider.exceptions import TrainingError
-from swift_provider.hooks.nodes import NodeGroup
 from trainer.protocol import CancelReply, CancelRequest, Owner
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
+
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,8 @@ class NodeSession:
 
     async def _login(self) -> asyncssh.SSHClientConnection:
         where = f"{self.name} ({self.endpoint.host}:{self.endpoint.port})"
-        transient = retry_if_exception_type((asyncssh.ConnectionLost, ConnectionResetError, TimeoutError))
+        # What sshd drops under load is worth another try at once; a host that stays silent is not: it costs a timeout.
+        transient = retry_if_exception_type((asyncssh.ConnectionLost, ConnectionResetError))
         try:
             async for attempt in AsyncRetrying(
                 retry=transient,

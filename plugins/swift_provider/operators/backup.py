@@ -7,19 +7,23 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from swift_provider.exceptions import BackupFailed
-from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.nodes import NodesHook
 from swift_provider.hooks.oss import OSSHook
 from swift_provider.listener import XCOM_GANG
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.checkpoints import RunCheckpoint, gather_checkpoints, share_out
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import BackupReply, BackupRequest, Manifest, OssTarget, StoredFile
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
+
 
 #: A node's upload of one checkpoint may take this long (seconds): 1 TB at 1 Gbit/s is 2.2 hours.
 UPLOAD_TIMEOUT_S = 12 * 3600.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from swift_provider.hooks.nodes import NodeGroup
 from swift_provider.planning.plan import LaunchPlan
 from trainer.checkpoints import Judgement, Union, judge, merge
 from trainer.protocol import CheckpointsReply, CheckpointsRequest, Verdict
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_provider.exceptions import GangStartFailed, NodeBusy, TrainingError, TrainingStopped
-from swift_provider.hooks.nodes import NodeGroup
 from swift_provider.operators.checkpoints import gather_checkpoints
 from swift_provider.planning.gang import GangHandle, describe_end
 from swift_provider.planning.launch import Resume, job_spec
@@ -30,6 +29,10 @@ from trainer.protocol import (
     StopRequest,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
+
 
 log = logging.getLogger(__name__)
 

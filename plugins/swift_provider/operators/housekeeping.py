@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Context
 
 from swift_provider.config import Cluster, ConfigError, list_clusters, load_cluster
 from swift_provider.exceptions import TrainingError
 from swift_provider.hooks.cancel import cancel_once
-from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.nodes import NodesHook
 from swift_provider.operators.base import render_table
 from swift_provider.planning.housekeeping import FoundJob, Standing, is_living, stand, task_key
 from swift_provider.planning.plan import NodePlan
 from swift_provider.settings import config_dir, origin
 from trainer.protocol import JobsReply, JobsRequest, JobState, Owner
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
+
 
 #: A cancel by housekeeping is meant for every try of the task.
 EVERY_TRY = 2**31 - 1

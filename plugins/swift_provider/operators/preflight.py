@@ -6,17 +6,21 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
 from swift_provider.exceptions import NodeBusy, PreflightFailed, TrainingError
-from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.nodes import NodesHook
 from swift_provider.operators.base import PlanConsumer, render_table
 from swift_provider.planning.checks import FAIL, LEASE, SSH, WARN, Check, NodeFacts, check_nodes, required_packages
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.settings import origin
 from trainer.protocol import ListenReply, ListenRequest, ProbeReply, ProbeRequest, ReachReply, ReachRequest
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
+
 
 REACH_TIMEOUT_S = 15.0
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
 
 from swift_provider.exceptions import PruneFailed
-from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.nodes import NodesHook
 from swift_provider.hooks.oss import OSSHook
 from swift_provider.operators.base import PlanConsumer, render_table
 from swift_provider.operators.checkpoints import RunCheckpoint, gather_checkpoints
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import Manifest, OssTarget, PruneReply, PruneRequest
 from trainer.retention import Candidate, Decision, Policy, decide
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
 
 
 class PruneOperator(PlanConsumer):

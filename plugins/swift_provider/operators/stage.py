@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from swift_provider.exceptions import StageFailed
-from swift_provider.hooks.nodes import NodeGroup, NodesHook
+from swift_provider.hooks.nodes import NodesHook
 from swift_provider.hooks.oss import OSSHook
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import OssTarget, StagedItem, StageItem, StageReply, StageRequest
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
 
 
 class StageOperator(PlanConsumer):

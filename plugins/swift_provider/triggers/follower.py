@@ -12,14 +12,18 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from swift_provider.exceptions import TrainingError
-from swift_provider.hooks.nodes import NodeGroup
-from swift_provider.hooks.session import NodeSession
 from swift_provider.planning.gang import ended_well
 from swift_provider.triggers.logs import LogCursor
 from trainer import protocol
 from trainer.protocol import JobState, Phase, Progress, StatusReply, StatusRequest, StopReply, StopRequest
+
+if TYPE_CHECKING:
+    from swift_provider.hooks.group import NodeGroup
+    from swift_provider.hooks.session import NodeSession
+
 
 #: Bytes of log read from one node in one poll; a larger backlog is worked off over several.
 LOG_CHUNK = 4 * 1024 * 1024
@@ -175,21 +179,24 @@ class GangFollower:
 
     async def drain(self) -> dict[str, list[str]]:
         """What is left of every reachable node's log, to its last byte. Call it when the gang is over."""
-        lines: dict[str, list[str]] = {}
-        for name, view in self.views.items():
-            session = self.group.sessions[name]
-            try:
-                while True:
-                    data = await session.read(self._path(session, "log"), view.cursor.read_offset, LOG_CHUNK)
-                    if not data:
-                        break
-                    lines.setdefault(name, []).extend(view.cursor.feed(data))
-            except TrainingError as error:
-                view.problem = str(error)
-            lines.setdefault(name, []).extend(view.cursor.flush())
-            view.handed_out = view.cursor.offset
-            view.tail.extend(lines[name])
-        return {name: new for name, new in lines.items() if new}
+        return {name: new for name in self.views if (new := await self._drain_node(name))}
+
+    async def _drain_node(self, name: str) -> list[str]:
+        view, session = self.views[name], self.group.sessions[name]
+        earlier: list[str] = []
+        if view.look is not None:  # it holds lines, and the cursor has passed them
+            await asyncio.wait([view.look])
+            earlier = self._collect(view)
+        lines: list[str] = []
+        try:
+            while data := await session.read(self._path(session, "log"), view.cursor.read_offset, LOG_CHUNK):
+                lines += view.cursor.feed(data)
+        except TrainingError as error:
+            view.problem = str(error)
+        lines += view.cursor.flush()
+        view.handed_out = view.cursor.offset
+        view.tail.extend(lines)
+        return earlier + lines
 
     def _path(self, session: NodeSession, file: str) -> str:
         return posixpath.join(session.workdir, "jobs", self.job_id, file)

@@ -1,0 +1,92 @@
+"""Held connections to all nodes of a run; every operation runs on all of them at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from swift_provider.exceptions import TrainingError
+from swift_provider.hooks.endpoint import SshEndpoint
+from swift_provider.hooks.session import DEFAULT_CALL_TIMEOUT_S, NodeSession
+from swift_provider.planning.plan import NodePlan
+
+R = TypeVar("R")
+
+#: Logins at the same time; a jump host in front of all nodes sees them as one burst.
+PARALLEL_LOGINS = 32
+
+# asyncssh writes several INFO lines for each command; at one poll every few seconds they bury everything else.
+logging.getLogger("asyncssh").setLevel(logging.WARNING)
+
+
+class NodeGroup:
+    """Held connections to several nodes; every operation runs on all of them at the same time."""
+
+    def __init__(self, nodes: Iterable[NodePlan], endpoints: Mapping[str, SshEndpoint], python: str) -> None:
+        logins = asyncio.Semaphore(PARALLEL_LOGINS)
+        self.sessions = {
+            node.name: NodeSession(node.name, endpoints[node.name], node.workdir, python, logins) for node in nodes
+        }
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        await asyncio.gather(*(session.close() for session in self.sessions.values()))
+
+    async def call_each(
+        self,
+        verb: str,
+        requests: Mapping[str, Any],
+        reply_type: type[R],
+        timeout: float | None = DEFAULT_CALL_TIMEOUT_S,
+    ) -> tuple[dict[str, R], dict[str, TrainingError]]:
+        """``verb`` on each node of ``requests``; one node's failure does not hide the others' answers.
+
+        Returns:
+            Replies and errors, by node name, in the order of ``requests``.
+        """
+
+        async def call(name: str, request: Any) -> R | TrainingError:
+            try:
+                return await self.sessions[name].call(verb, request, reply_type, timeout)
+            except TrainingError as error:
+                return error
+
+        names = list(requests)
+        answers = await asyncio.gather(*(call(name, requests[name]) for name in names))
+        replies: dict[str, R] = {}
+        errors: dict[str, TrainingError] = {}
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, TrainingError):
+                errors[name] = answer
+            else:
+                replies[name] = answer
+        return replies, errors
+
+    async def call_all(
+        self,
+        verb: str,
+        requests: Mapping[str, Any],
+        reply_type: type[R],
+        timeout: float | None = DEFAULT_CALL_TIMEOUT_S,
+    ) -> dict[str, R]:
+        """Like :meth:`call_each`, for when every node must answer.
+
+        Raises:
+            TrainingError: of the class of the first node's error; the message names all nodes that failed.
+        """
+        replies, errors = await self.call_each(verb, requests, reply_type, timeout)
+        if errors:
+            first = next(iter(errors.values()))
+            raise type(first)("\n".join(str(error) for error in errors.values())) from None
+        return replies
