@@ -187,7 +187,7 @@ def test_a_deadline_that_is_over_starts_nothing(site: Site) -> None:
 
 
 def test_a_deadline_during_the_training_ends_it_everywhere(site: Site) -> None:
-    task = Task(site.plan(max_steps=10**6, max_runtime=4.0, grace=1.0))
+    task = Task(site.plan(max_steps=10**6, max_runtime=15.0, grace=1.0))
     event = task.follow(task.execute())
     assert event["status"] in ("deadline", "ended")  # the trigger's clock or the supervisors', whichever is first
     with pytest.raises(exceptions.DeadlineExceeded):

@@ -23,7 +23,7 @@ from swift_provider.triggers.follower import GangFollower
 from swift_provider.triggers.logs import LogCursor
 from tests.cluster import stand_in
 from tests.cluster.sites import Site, kill, until
-from trainer.protocol import Owner, Phase
+from trainer.protocol import JobSpec, Owner, Phase, StartReply, StartRequest
 
 NODES = ("node1", "node2")
 LONG = {"max_steps": 10**6}
@@ -377,3 +377,20 @@ def test_a_machine_that_was_off_tells_so_when_it_is_back(hosts: Site) -> None:
     assert states["node1"].phase == Phase.RUNNING
     assert states["node2"].phase == Phase.LOST
     assert "the machine was restarted" in (states["node2"].error or "")
+
+
+def test_a_retry_leaves_a_part_that_has_ended_well_and_one_that_still_runs_alone(site: Site) -> None:
+    """The last ranks may save for minutes after the first node is done; a retry in that time must not end them."""
+    plan = site.plan()
+    handle = site.handle(plan)
+    owner = Owner(dag_id=plan.dag_id, run_id=plan.run_id, task_id="train", origin="here")
+    commands = {"node1": ["true"], "node2": ["sleep", "1000"]}
+    requests = {
+        name: StartRequest(site.workdirs[name], JobSpec(handle.job_id, argv, owner=owner))
+        for name, argv in commands.items()
+    }
+    site.with_group(plan, lambda group: group.call_all("start", requests, StartReply))
+    until(lambda: site.state("node1", handle.job_id).phase == Phase.EXITED)
+    assert start_all(site, plan) == (handle.job_id, {"node1": Phase.EXITED, "node2": Phase.RUNNING})
+    assert site.state("node2", handle.job_id).phase == Phase.RUNNING
+    assert len(site.processes("node2")) == 1

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from swift_provider.exceptions import GangStartFailed, NodeBusy, TrainingError, TrainingStopped
+from swift_provider.exceptions import DeadlineExceeded, GangStartFailed, NodeBusy, TrainingError, TrainingStopped
 from swift_provider.operators.checkpoints import gather_checkpoints
 from swift_provider.planning.gang import GangHandle, describe_end
 from swift_provider.planning.launch import Resume, job_spec
@@ -77,6 +77,7 @@ class Gang:
         Raises:
             NodeBusy: a node's lease is with another job.
             GangStartFailed: a node could not prepare or start its job.
+            DeadlineExceeded: ``max_runtime`` was over before the training began.
             TrainingStopped: a user has cancelled this try of the task.
             TrainingError: a node did not answer.
         """
@@ -110,17 +111,30 @@ class Gang:
             log.info(
                 "%s: %s job %s", name, "prepared" if reply.result == StartResult.STARTED else "found", handle.job_id
             )
-        return await self._commit(handle.job_id)
+        states = {name: reply.state for name, reply in replies.items() if reply.state is not None}
+        return states | await self._commit(handle.job_id, states)
 
-    async def _commit(self, job_id: str) -> dict[str, JobState]:
-        requests = {node.name: CommitRequest(workdir=node.workdir, job_id=job_id) for node in self.plan.nodes}
+    async def _commit(self, job_id: str, states: Mapping[str, JobState]) -> dict[str, JobState]:
+        """Says go to the nodes that are prepared; what already trains, or has ended its part well, is left alone."""
+        prepared = {name for name, state in states.items() if state.phase == Phase.PREPARING}
+        over = [describe_end(name, state) for name, state in states.items() if state.phase in Phase.ENDED]
+        if prepared and over:
+            await self.stop(job_id, "the gang could not start")
+            raise GangStartFailed("a part had ended before all were prepared: " + "; ".join(over))
+        requests = {
+            node.name: CommitRequest(workdir=node.workdir, job_id=job_id)
+            for node in self.plan.nodes
+            if node.name in prepared
+        }
         replies, errors = await self.group.call_each("commit", requests, CommitReply)
         problems = [f"{name}: {reply.error}" for name, reply in replies.items() if reply.error]
         problems += [str(error) for error in errors.values()]
         if problems:
             await self.stop(job_id, "the gang could not start")
-            raise GangStartFailed("\n".join(problems))
-        log.info("every node is prepared: job %s starts", job_id)
+            late = any(reply.state.stop_reason == StopReason.DEADLINE for reply in replies.values())
+            raise (DeadlineExceeded if late else GangStartFailed)("\n".join(problems))
+        if prepared:
+            log.info("every node is prepared: job %s starts", job_id)
         return {name: reply.state for name, reply in replies.items()}
 
     def _older_generations(self, replies: Mapping[str, StartReply], handle: GangHandle) -> set[str]:

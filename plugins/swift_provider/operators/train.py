@@ -144,7 +144,7 @@ class TrainOperator(PlanConsumer):
         await gang.wait_until_over(handle.job_id)
         resume = await gang.newest_complete_checkpoint()
         step = resume.step if resume else 0
-        idle = handle.idle + 1 if _ran(states) and step <= handle.resumed_step else 0
+        idle = handle.idle + 1 if _failed(states) and step <= handle.resumed_step else 0
         if idle >= MAX_IDLE_GENERATIONS:
             raise NoProgress(f"{idle} generations in a row ended without a complete checkpoint after step {step}")
         handle = replace(
@@ -237,10 +237,11 @@ def _map_index(ti: Any) -> int:
     return ti.map_index if ti.map_index is not None else -1
 
 
-def _ran(states: Mapping[str, JobState]) -> bool:
-    """At least one node got as far as training; a gang that was never committed is no failed attempt."""
+def _failed(states: Mapping[str, JobState]) -> bool:
+    """It ended of itself: a generation that was never committed, or that a user ended, is no failed attempt."""
     return any(
-        state.phase in Phase.ENDED and state.stop_reason != StopReason.NOT_COMMITTED for state in states.values()
+        state.phase in Phase.ENDED and not ended_well(state) and state.stop_reason in ROOT_REASONS
+        for state in states.values()
     )
 
 
