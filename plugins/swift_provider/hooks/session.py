@@ -180,7 +180,10 @@ class NodeSession:
         sftp = await self.sftp()
         try:
             async with sftp.open(path, "rb") as file:
-                return cast(bytes, await file.read(size, offset))
+                # asyncssh reads blocks in parallel. When one meets the end of a file that grows and the next one no
+                # longer does, zeros come in its place: never ask for more than is there.
+                there = max(0, ((await file.stat()).size or 0) - offset)
+                return cast(bytes, await file.read(there if size < 0 else min(size, there), offset)) if there else b""
         except asyncssh.SFTPNoSuchFile:
             return None
         except asyncssh.SFTPError as error:
