@@ -662,7 +662,7 @@ def _decode_dataclass(cls: Any, value: Any, where: str) -> Any:
         raise ProtocolError(f"{where}: {error}") from None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _field_types(cls: Any) -> Dict[str, Any]:
     """The types of the fields, whose names are evaluated once: a triggerer decodes hundreds of states a second."""
     hints = typing.get_type_hints(cls)
