@@ -11,6 +11,7 @@ from trainer import protocol
 #: Verb → module, function, request class. A verb imports its own module only: its start is on every poll's way.
 VERBS: Dict[str, Tuple[str, str, str]] = {
     "probe": ("trainer.probe", "probe", "ProbeRequest"),
+    "arguments": ("trainer.swift_arguments", "arguments", "ArgumentsRequest"),
     "listen": ("trainer.network", "listen", "ListenRequest"),
     "reach": ("trainer.network", "reach", "ReachRequest"),
     "stage": ("trainer.stage", "stage", "StageRequest"),

@@ -305,6 +305,22 @@ class ProbeReply:
 
 
 @dataclass
+class ArgumentsRequest:
+    """``arguments``: which arguments does the ms-swift of this node take for ``command``?"""
+
+    command: str
+
+
+@dataclass
+class ArgumentsReply:
+    """``arguments``: name → ``{"type", "choices"?, "default"?, "required"?}``; see :mod:`trainer.swift_arguments`."""
+
+    version: str = ""
+    arguments: Dict[str, Any] = field(default_factory=dict)
+    error: Optional[str] = None
+
+
+@dataclass
 class ListenRequest:
     """``listen``: bind ``port`` on all addresses, answer each caller with ``nonce``, end after ``expect`` callers."""
 

@@ -2,7 +2,7 @@
 
 :func:`install` makes a folder that, on ``PYTHONPATH``, turns ``python -m swift.cli.main sft swift.yaml`` into this
 file: a launcher that starts one rank per slot, as torchrun does, and ranks that step, log, write ``logging.jsonl`` and
-save checkpoints. What shall go wrong is said by the argument ``stand_in`` of the recipe.
+save checkpoints. What shall go wrong is said by the argument ``model_kwargs`` of the recipe.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def install(folder: Path) -> Path:
 
 def arguments(**script: Any) -> dict[str, Any]:
     """The recipe arguments that carry ``script``."""
-    return {"stand_in": asdict(Script(**script))}
+    return {"model_kwargs": asdict(Script(**script))}  # an argument that ms-swift really has, and that holds anything
 
 
 # -- on the node ------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def load(file: str) -> tuple[dict[str, Any], Script]:
     import yaml
 
     args = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    return args, Script(**args.get("stand_in", {}))
+    return args, Script(**args.get("model_kwargs") or {})
 
 
 def train(file: str) -> int:

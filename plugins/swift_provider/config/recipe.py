@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from swift_provider.config.values import Name, OssPrefix, Seconds, StrictModel
 
@@ -23,9 +23,12 @@ OWNED_ENVIRONMENT = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC
 
 
 class SwiftSection(StrictModel):
-    """What ``swift COMMAND file.yaml`` takes, word for word, so that it can be pasted in and taken out again."""
+    """What ``swift COMMAND file.yaml`` takes, word for word, so that it can be pasted in and taken out again.
 
-    command: Literal["sft", "pt", "rlhf"] = "sft"
+    ``megatron sft`` is ``megatron sft file.yaml``: the other program of ms-swift.
+    """
+
+    command: Literal["sft", "pt", "rlhf", "megatron sft", "megatron pt", "megatron rlhf"] = "sft"
     args: dict[str, Any] = Field(description="ms-swift arguments without the leading dashes")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of every rank")
 
@@ -94,15 +97,6 @@ class Recipe(StrictModel):
         if schedule is not None and not schedule.startswith("@") and len(schedule.split()) != 5:
             raise ValueError('is not a cron expression of five fields such as "0 2 * * *"')
         return schedule
-
-    @model_validator(mode="after")
-    def _resumable(self) -> Self:
-        args = self.swift.args
-        if args.get("save_only_model") and args.get("resume_from_checkpoint"):
-            raise ValueError(
-                "save_only_model and resume_from_checkpoint exclude each other: what is saved has no optimizer state"
-            )
-        return self
 
     def digest(self) -> str:
         """A hash of everything in the recipe: equal digest = equal recipe. 16 hexadecimal digits."""

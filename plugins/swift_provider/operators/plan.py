@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseHook, BaseOperator, Context
 
-from swift_provider.config import Cluster, load_cluster, load_recipe
+from swift_provider.config import Cluster, Recipe, load_cluster, load_recipe
 from swift_provider.planning.planner import make_plan
 from swift_provider.settings import config_dir
 
@@ -46,6 +48,7 @@ class PlanOperator(BaseOperator):
             params=dict(context["params"]),
             hosts=self._hosts(cluster),
             config_dir=folder,
+            model_config=_model_config(recipe, context["params"]),
         )
         self.log.info("launch plan\n%s", plan.describe())
         return plan.model_dump(mode="json")
@@ -53,3 +56,15 @@ class PlanOperator(BaseOperator):
     def _hosts(self, cluster: Cluster) -> dict[str, str]:
         without_address = [node.ssh_conn_id for node in cluster.nodes if node.address is None]
         return {conn_id: BaseHook.get_connection(conn_id).host or "" for conn_id in without_address}
+
+
+def _model_config(recipe: Recipe, params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The model's ``config.json`` where Airflow can read it, as on a shared disk; elsewhere nothing is estimated."""
+    model = str((params.get("extra_args") or {}).get("model") or recipe.swift.args["model"])
+    if not model.startswith("/"):
+        return None
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None

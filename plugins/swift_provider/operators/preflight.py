@@ -13,10 +13,21 @@ from airflow.sdk import Context
 from swift_provider.exceptions import NodeBusy, PreflightFailed, TrainingError
 from swift_provider.hooks.nodes import NodesHook
 from swift_provider.operators.base import PlanConsumer, render_table
+from swift_provider.planning.arguments import check_arguments
+from swift_provider.planning.catalogue import PINNED_VERSION
 from swift_provider.planning.checks import FAIL, LEASE, SSH, WARN, Check, NodeFacts, check_nodes, required_packages
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.settings import origin
-from trainer.protocol import ListenReply, ListenRequest, ProbeReply, ProbeRequest, ReachReply, ReachRequest
+from trainer.protocol import (
+    ArgumentsReply,
+    ArgumentsRequest,
+    ListenReply,
+    ListenRequest,
+    ProbeReply,
+    ProbeRequest,
+    ReachReply,
+    ReachRequest,
+)
 
 if TYPE_CHECKING:
     from swift_provider.hooks.group import NodeGroup
@@ -42,6 +53,7 @@ class PreflightOperator(PlanConsumer):
         group = NodesHook.for_plan(plan).group()
         facts, errors = asyncio.run(_gather_facts(plan, group))
         checks = check_nodes(plan, facts, {name: str(error) for name, error in errors.items()}, origin())
+        checks += asyncio.run(_check_other_versions(plan, NodesHook.for_plan(plan).group(), facts))
         failed = [check for check in checks if check.level == FAIL]
         if failed:
             raise _failure(failed, errors)(f"{len(failed)} faults on the nodes\n{render(checks)}")
@@ -50,6 +62,28 @@ class PreflightOperator(PlanConsumer):
             "packages": {name: fact.probe.packages for name, fact in facts.items()},
             "warnings": [f"{check.node}: {check.name}: {check.found}" for check in checks if check.level == WARN],
         }
+
+
+async def _check_other_versions(plan: LaunchPlan, group: NodeGroup, facts: Mapping[str, NodeFacts]) -> list[Check]:
+    """The plan's arguments against nodes whose ms-swift is not the version that the plan was checked against."""
+    versions = {name: fact.probe.packages.get("ms-swift") for name, fact in facts.items()}
+    others = [name for name, version in versions.items() if version not in (None, PINNED_VERSION)]
+    checks = []
+    async with group:
+        requests = {name: ArgumentsRequest(command=plan.command) for name in others}
+        replies, errors = await group.call_each("arguments", requests, ArgumentsReply)
+    for name in others:
+        reply = replies.get(name)
+        if reply is None or reply.error:
+            found = str(errors[name]) if reply is None else str(reply.error)
+            fix = f"install ms-swift {PINNED_VERSION}, which this provider knows"
+            checks.append(Check(name, "arguments", WARN, found, fix))
+            continue
+        for argument, problem in check_arguments(plan.command, plan.args, reply.arguments).items():
+            found = f"{argument}: ms-swift {reply.version}: {problem}"
+            fix = f"change the recipe, or install ms-swift {PINNED_VERSION} on the node"
+            checks.append(Check(name, "arguments", FAIL, found, fix))
+    return checks
 
 
 def _failure(failed: list[Check], errors: Mapping[str, TrainingError]) -> type[TrainingError]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from swift_provider.planning.engines import megatron
+from swift_provider.planning.estimate import judge
 from swift_provider.planning.plan import LaunchPlan, NodePlan
 from trainer.protocol import Gpu, ProbeReply
 
@@ -45,6 +47,8 @@ def required_packages(plan: LaunchPlan) -> list[str]:
     names = ["torch", "ms-swift", "transformers", "oss2"]
     if plan.args.get("deepspeed"):
         names.append("deepspeed")
+    if plan.engine == megatron.NAME:
+        names += ["megatron-core", "mcore-bridge"]
     return names
 
 
@@ -141,7 +145,14 @@ def _check_gpus(plan: LaunchPlan, node: NodePlan, probe: ProbeReply) -> list[Che
     if busy and not any(_overlap(holder.gpus, node.gpus) for holder in probe.holders):
         found = ", ".join(f"GPU {gpu.index}: {_gib(gpu.memory_used)} in use" for gpu in busy)
         return [Check(node.name, "gpu", FAIL, found, "end the other process (nvidia-smi shows it) or wait for it")]
-    return [Check(node.name, "gpu", OK, _describe_gpus(gpus))]
+    return [Check(node.name, "gpu", OK, _describe_gpus(gpus)), *_check_memory(plan, node, gpus)]
+
+
+def _check_memory(plan: LaunchPlan, node: NodePlan, gpus: list[Gpu]) -> list[Check]:
+    if plan.memory is None or not gpus:
+        return []
+    verdict = judge(plan.memory, min(gpu.memory_total for gpu in gpus))
+    return [Check(node.name, "gpu memory", OK if verdict.fits else WARN, verdict.text, verdict.advice)]
 
 
 def _describe_gpus(gpus: list[Gpu]) -> str:

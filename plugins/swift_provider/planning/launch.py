@@ -8,11 +8,14 @@ from typing import Any
 
 import yaml
 
+from swift_provider.planning.engines import choose
 from swift_provider.planning.inputs import resolve_inputs
 from swift_provider.planning.plan import LaunchPlan, NodePlan
 from trainer.protocol import JobSpec, Owner
 
 ARGUMENTS_FILE = "swift.yaml"
+#: ms-swift's two programs as modules: a file as the first argument and torchrun's variables work for both.
+MODULES = {"swift": "swift.cli.main", "megatron": "swift.cli._megatron.main"}
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,19 @@ def job_spec(
         job_id: the same on all nodes of a generation.
         owner: who the lease belongs to.
         staged: location → path on this node.
-        resume: a complete checkpoint of this run; wins over the recipe's ``resume_from_checkpoint``.
+        resume: a complete checkpoint of this run; wins over the one that the recipe begins from.
         deadline: seconds since the epoch after which the supervisor itself ends the job.
     """
     job_dir = f"{node.workdir}/jobs/{job_id}"
     args = resolve_inputs(plan.args, staged)
     if resume:
-        args["resume_from_checkpoint"] = f"{node.output_dir}/{resume.name}"
+        args = choose(plan.command, args).resume(args, f"{node.output_dir}/{resume.name}")
     args["output_dir"] = node.output_dir
     args = {name: _in_job_dir(value, job_dir) for name, value in args.items()}
+    program, method = plan.program
     return JobSpec(
         job_id=job_id,
-        argv=[plan.python, "-m", "swift.cli.main", plan.command, f"{job_dir}/{ARGUMENTS_FILE}"],
+        argv=[plan.python, "-m", MODULES[program], method, f"{job_dir}/{ARGUMENTS_FILE}"],
         env={**plan.env, **torchrun_environment(plan, node)},
         files={**plan.files, ARGUMENTS_FILE: yaml.safe_dump(args, allow_unicode=True, sort_keys=True)},
         output_dir=node.output_dir,

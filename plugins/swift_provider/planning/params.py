@@ -11,6 +11,7 @@ from typing import Any
 
 from swift_provider.config.errors import Fault, nearest, shorten
 from swift_provider.config.recipe import OWNED_ARGUMENTS
+from swift_provider.planning.engines import choose
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,12 @@ RUN_PARAMS: tuple[RunParam, ...] = (
     ),
 )
 
+#: What ``megatron`` commands call the arguments of a run. Accumulation follows from ``global_batch_size`` there.
+MEGATRON_NAMES = {
+    "max_steps": "train_iters",
+    "learning_rate": "lr",
+    "per_device_train_batch_size": "micro_batch_size",
+}
 _BY_NAME = {param.name: param for param in RUN_PARAMS}
 
 
@@ -118,13 +125,17 @@ def check_params(params: Mapping[str, Any], node_names: list[str], recipe: str) 
     return faults
 
 
-def override_args(args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's ms-swift arguments with those of the run over them."""
+def override_args(command: str, args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's ms-swift arguments with those of the run over them, by the names that ``command`` has for them."""
+    is_megatron = command.startswith("megatron ")
     merged = dict(args)
     for param in RUN_PARAMS:
         if param.argument and params.get(param.name) is not None:
-            merged[param.name] = params[param.name]
+            name = MEGATRON_NAMES.get(param.name, param.name) if is_megatron else param.name
+            merged[name] = params[param.name]
+    if is_megatron and params.get("max_steps") is not None:
+        merged.pop("num_train_epochs", None)  # Megatron would look at the epochs alone
+    extra = params.get("extra_args") or {}
     if params.get("resume_from"):
-        merged["resume_from_checkpoint"] = params["resume_from"]
-    merged.update(params.get("extra_args") or {})
-    return merged
+        merged = choose(command, merged | extra).resume(merged, params["resume_from"])
+    return merged | extra

@@ -13,6 +13,36 @@ from swift_provider.config.recipe import CheckpointPolicy
 from swift_provider.config.values import StrictModel
 
 
+class MemoryEstimate(StrictModel):
+    """Bytes that the training needs on its fullest GPU, at least.
+
+    ``other`` is what is neither of the four: the CUDA context, communication buffers, gathered weights.
+    ``alternatives`` says what the total would be with another choice, by its description.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    other: int
+    alternatives: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.other
+
+    def __str__(self) -> str:
+        names = ("weights", "gradients", "optimizer", "activations", "other")
+        parts = ", ".join(f"{name} {gib(getattr(self, name))}" for name in names)
+        return f"about {gib(self.total)} per GPU: {parts}"
+
+
+def gib(size: int) -> str:
+    """A size for people."""
+    return f"{size / 2**30:.1f} GiB"
+
+
 class NodePlan(StrictModel):
     """One node's part. ``rank`` is the node rank; ``slots`` the number of processes there.
 
@@ -44,7 +74,9 @@ class LaunchPlan(StrictModel):
     nodes: list[NodePlan]
     master_port: int
     shared: bool
+    engine: str
     world_size: int
+    data_parallel: int
     micro_batch: int
     accumulation: int
     global_batch: int
@@ -59,6 +91,14 @@ class LaunchPlan(StrictModel):
     grace: float = 30.0
     dry_run: bool = False
     prune_dry_run: bool = False
+    warnings: list[str] = Field(default_factory=list, description="what works and is seldom meant")
+    memory: MemoryEstimate | None = Field(default=None, description="of one GPU, where the model's config is at hand")
+
+    @property
+    def program(self) -> tuple[str, str]:
+        """ms-swift's program and method: ``("megatron", "sft")`` for ``megatron sft``, ``("swift", "sft")`` else."""
+        first, _, rest = self.command.partition(" ")
+        return (first, rest) if rest else ("swift", first)
 
     @property
     def master_address(self) -> str:
@@ -77,15 +117,19 @@ class LaunchPlan(StrictModel):
     def describe(self) -> str:
         """The plan as a person reads it in the task's log."""
         lines = [
-            f"recipe {self.recipe} ({self.recipe_hash}) on cluster {self.cluster}: swift {self.command}, {self.device}",
+            f"recipe {self.recipe} ({self.recipe_hash}) on cluster {self.cluster}: "
+            f"{' '.join(self.program)}, {self.engine}, {self.device}",
             f"world size {self.world_size} = " + " + ".join(f"{node.name}:{node.slots}" for node in self.nodes),
             f"global batch {self.global_batch} = micro batch {self.micro_batch} x accumulation {self.accumulation}"
-            f" x world size {self.world_size}",
+            + (f" x world size {self.world_size}" if self.data_parallel == self.world_size else "")
+            + (f" x data parallel {self.data_parallel}" if self.data_parallel != self.world_size else ""),
             f"rendezvous {self.master_address}:{self.master_port}",
             f"output {self.nodes[0].output_dir}" + (" (shared)" if self.shared else " (on each node)"),
             f"backup {self.backup_prefix or 'none'}; keep last {self.checkpoints.keep_last}"
             + (f", best {self.checkpoints.keep_best.metric}" if self.checkpoints.keep_best else ""),
         ]
+        lines += [f"memory {self.memory}"] if self.memory else []
+        lines += [f"warning: {text}" for text in self.warnings]
         lines += [f"stage {source}" for source in self.inputs]
         lines += [f"from the hub, by ms-swift: {name}" for name in self.hub_ids]
         lines += ["arguments:"] + [f"  {name}: {value}" for name, value in sorted(self.args.items())]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from swift_provider.config.cluster import Cluster, Node
-from swift_provider.config.errors import ConfigError, Fault, shorten
+from swift_provider.config.errors import ConfigError, Fault
 from swift_provider.config.recipe import Recipe
-from swift_provider.planning.engines import apply_engine
+from swift_provider.planning.arguments import check_arguments
+from swift_provider.planning.catalogue import arguments_of
+from swift_provider.planning.engines import Setting, choose, megatron
+from swift_provider.planning.estimate import estimate
 from swift_provider.planning.inputs import split_inputs
 from swift_provider.planning.names import run_key
 from swift_provider.planning.params import check_params, override_args
 from swift_provider.planning.plan import LaunchPlan, NodePlan
+from swift_provider.planning.shape import shape_of
 
-#: ms-swift 4.6 accumulates until a global batch of about 16 samples when nothing is said.
-DEFAULT_GLOBAL_BATCH = 16
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - refused, not bound
 
 
@@ -31,6 +31,7 @@ def make_plan(
     params: Mapping[str, Any] | None = None,
     hosts: Mapping[str, str] | None = None,
     config_dir: Path | None = None,
+    model_config: Mapping[str, Any] | None = None,
 ) -> LaunchPlan:
     """The launch plan of one run.
 
@@ -42,58 +43,76 @@ def make_plan(
         params: what this run changes; ``None`` values mean "as the recipe says".
         hosts: for each ``ssh_conn_id`` the host of the connection: the address of a node that names none.
         config_dir: where ``deepspeed/*.json`` lies.
+        model_config: the model's ``config.json``, where it is at hand.
 
     Raises:
         ConfigError: with every reason why this cannot run.
     """
     params = params or {}
-    shown = f"recipes/{recipe.name}.yaml"
+    command, shown = recipe.swift.command, f"recipes/{recipe.name}.yaml"
     faults = check_params(params, [node.name for node in cluster.nodes], recipe.name)
-    args = {name: value for name, value in override_args(recipe.swift.args, params).items() if value is not None}
-    files: dict[str, str] = {}
-    faults += _ship_deepspeed_config(args, files, config_dir, shown)
-    faults += apply_engine(args, files, cluster.device, shown)
+    args = {
+        name: value for name, value in override_args(command, recipe.swift.args, params).items() if value is not None
+    }
+    for name, problem in check_arguments(command, args, arguments_of(command)).items():
+        faults.append(Fault(shown, f"swift.args.{name}", problem))
     chosen = _choose_nodes(cluster, params.get("nodes"))
     key = run_key(dag_id, run_id)
     nodes = [_plan_node(cluster, node, rank, key, hosts or {}) for rank, node in enumerate(chosen)]
     if len(nodes) > 1:
         faults += _check_addresses(nodes, f"clusters/{cluster.name}.yaml")
-    world_size = sum(node.slots for node in nodes)
-    micro, accumulation, batch_faults = _batch(args, world_size, shown)
-    faults += batch_faults
+    setting = Setting(
+        command=command,
+        device=cluster.device,
+        nodes=len(nodes),
+        world_size=sum(node.slots for node in nodes),
+        shared=cluster.shared_dir is not None,
+        env=_environment(cluster, recipe),
+        config_dir=config_dir,
+        shape=shape_of(model_config) if model_config else None,
+    )
+    engine = choose(command, args)
+    said = {fault.key for fault in faults}
+    found = [finding for finding in engine.complete(args, setting) if finding.key not in said]
+    faults += [
+        Fault(f"clusters/{cluster.name}.yaml" if finding.cluster else shown, finding.key, finding.problem)
+        for finding in found
+        if not finding.warning
+    ]
     if faults:
         raise ConfigError(faults)
+    batch = engine.batch(args, setting.world_size)
     inputs, hub_ids = split_inputs(args)
     if args["model"] in inputs:
         args.setdefault("check_model", False)  # it is here; asking a hub for it costs retries and fails offline
     policy = recipe.checkpoints
     if params.get("keep_last") is not None:
         policy = policy.model_copy(update={"keep_last": params["keep_last"]})
-    args |= {
-        "output_dir": nodes[0].output_dir,
-        "add_version": False,
-        "save_on_each_node": cluster.shared_dir is None and len(nodes) > 1,
-    }
-    return LaunchPlan(
+    args |= {"output_dir": nodes[0].output_dir, "add_version": False}
+    if engine.NAME != megatron.NAME:  # whose ranks each write their own shards anyway
+        args["save_on_each_node"] = not setting.shared and len(nodes) > 1
+    plan = LaunchPlan(
         dag_id=dag_id,
         run_id=run_id,
         run_key=key,
         recipe=recipe.name,
         recipe_hash=recipe.digest(),
         cluster=cluster.name,
-        command=recipe.swift.command,
+        command=command,
         device=cluster.device,
         python=cluster.python,
         nodes=nodes,
         master_port=cluster.master_port,
-        shared=cluster.shared_dir is not None,
-        world_size=world_size,
-        micro_batch=micro,
-        accumulation=accumulation,
-        global_batch=micro * accumulation * world_size,
+        shared=setting.shared,
+        engine=engine.NAME,
+        world_size=setting.world_size,
+        data_parallel=batch.data_parallel,
+        micro_batch=batch.micro,
+        accumulation=batch.accumulation,
+        global_batch=batch.size,
         args=args,
-        env=_environment(cluster, recipe),
-        files=files,
+        env=dict(setting.env),
+        files=setting.files,
         inputs=inputs,
         hub_ids=hub_ids,
         min_free_bytes=int(cluster.min_free_gib * 2**30),
@@ -102,7 +121,9 @@ def make_plan(
         grace=recipe.grace,
         dry_run=bool(params.get("dry_run")),
         prune_dry_run=bool(params.get("prune_dry_run")),
+        warnings=[f"{finding.key}: {finding.problem}" for finding in found if finding.warning],
     )
+    return plan.model_copy(update={"memory": estimate(plan, model_config)}) if model_config else plan
 
 
 def _choose_nodes(cluster: Cluster, wanted: list[str] | None) -> list[Node]:
@@ -140,43 +161,6 @@ def _check_addresses(nodes: list[NodePlan], shown: str) -> list[Fault]:
         problem = f"nodes have {uneven} slots; torchrun needs the same number on each: choose nodes or lower the slots"
         faults.append(Fault(shown, "nodes.slots", problem))
     return faults
-
-
-def _batch(args: Mapping[str, Any], world_size: int, shown: str) -> tuple[int, int, list[Fault]]:
-    faults = []
-    values = {}
-    for name, default in (("per_device_train_batch_size", 1), ("gradient_accumulation_steps", None)):
-        value = args.get(name, default)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            faults.append(
-                Fault(shown, f"swift.args.{name}", f"must be a whole number from 1 on (got {shorten(value)})")
-            )
-            value = None
-        values[name] = value
-    micro = values["per_device_train_batch_size"] or 1
-    accumulation = values["gradient_accumulation_steps"] or math.ceil(DEFAULT_GLOBAL_BATCH / micro / world_size)
-    return micro, accumulation, faults
-
-
-def _ship_deepspeed_config(
-    args: dict[str, Any], files: dict[str, str], config_dir: Path | None, shown: str
-) -> list[Fault]:
-    value = args.get("deepspeed")
-    if not isinstance(value, str) or not value.endswith(".json") or value.startswith("/"):
-        return []
-    path = (config_dir / "deepspeed" / value) if config_dir else None
-    if path is None or Path(value).name != value or not path.is_file():
-        there = sorted(found.name for found in (config_dir / "deepspeed").glob("*.json")) if config_dir else []
-        problem = f"no such file in include/configs/deepspeed (got {shorten(value)}); there are: {', '.join(there)}"
-        return [Fault(shown, "swift.args.deepspeed", problem)]
-    text = path.read_text(encoding="utf-8")
-    try:
-        json.loads(text)
-    except ValueError as error:
-        return [Fault(f"deepspeed/{value}", "", f"is not JSON: {error}")]
-    files["deepspeed.json"] = text
-    args["deepspeed"] = "{job_dir}/deepspeed.json"
-    return []
 
 
 def _environment(cluster: Cluster, recipe: Recipe) -> dict[str, str]:

@@ -79,7 +79,7 @@ checkpoints: {backup: s3://bucket, keep_last: 0}
         ("swift: {args: {model: m, dataset: d, --lr: 1}}", "without dashes"),
         ("swift: {args: {model: m, dataset: d, save_total_limit: 2}}", "keep_last decides"),
         ("swift: {args: {model: m, dataset: d}, env: {MASTER_ADDR: x}}", "follow from the cluster"),
-        ("swift: {args: {model: m, dataset: d}, command: train}", "'sft', 'pt' or 'rlhf'"),
+        ("swift: {args: {model: m, dataset: d}, command: train}", "'rlhf', 'megatron sft'"),
     ],
 )
 def test_rules_of_the_swift_section(line: str, expected: str) -> None:
