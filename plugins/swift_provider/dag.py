@@ -17,7 +17,7 @@ from swift_provider.operators.stage import StageOperator
 from swift_provider.operators.train import TrainOperator
 from swift_provider.planning.params import RUN_PARAMS, RunParam
 from swift_provider.retry import MOST_RETRIES, TrainingRetryPolicy
-from swift_provider.settings import config_dir, default_recipe
+from swift_provider.settings import config_dir, default_recipe, retry_delay
 
 DOC = """\
 Trains with ms-swift on a cluster of GPU nodes, over SSH, and mirrors the checkpoints to OSS.
@@ -63,7 +63,11 @@ def build_training_dag(
         render_template_as_native_obj=True,
         doc_md=DOC,
         tags=["swift"],
-        default_args={"retries": retries, "retry_delay": timedelta(minutes=1), "retry_policy": TrainingRetryPolicy()},
+        default_args={
+            "retries": retries,
+            "retry_delay": retry_delay(timedelta(minutes=1)),  # where a task process dies without an exception
+            "retry_policy": TrainingRetryPolicy(),
+        },
         **dag_arguments,
     )
     with dag:

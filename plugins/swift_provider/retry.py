@@ -1,4 +1,7 @@
-"""Which failure is worth another try, how many times, and when: one budget per kind of failure."""
+"""Which failure is worth another try, how many times, and when: one budget per kind of failure.
+
+``SWIFT_RETRY_DELAY_S`` in Airflow's environment replaces every pause between two tries; the numbers of tries stay.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from airflow.sdk import RetryDecision, RetryPolicy
 
 from swift_provider import exceptions
 from swift_provider.config.errors import ConfigError
+from swift_provider.settings import retry_delay
 
 #: What a task's ``retries`` must allow at least, so that the largest budget fits.
 MOST_RETRIES = 48
@@ -51,7 +55,7 @@ class TrainingRetryPolicy(RetryPolicy):
         budget = next((item for item in BUDGETS if isinstance(exception, item.failures)), OTHERS)
         if try_number >= budget.tries:
             return RetryDecision.fail(reason=f"{budget.reason} ({try_number} of {budget.tries} tries)")
-        return RetryDecision.retry(delay=budget.delay, reason=budget.reason)
+        return RetryDecision.retry(delay=retry_delay(budget.delay), reason=budget.reason)
 
     def serialize(self) -> dict[str, Any]:
         """Nothing: the budgets are code."""

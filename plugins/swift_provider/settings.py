@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 
@@ -29,3 +30,12 @@ def default_recipe(names: list[str]) -> str | None:
 def origin() -> str:
     """What names this Airflow installation in a lease, for whoever finds a node busy."""
     return os.environ.get("AIRFLOW__API__BASE_URL") or os.uname().nodename
+
+
+def retry_delay(usual: timedelta) -> timedelta:
+    """The pause before a task's next try: ``SWIFT_RETRY_DELAY_S`` seconds if it is set, else ``usual``.
+
+    For tests and for trying things out, where minutes between two tries are in the way.
+    """
+    seconds = os.environ.get("SWIFT_RETRY_DELAY_S")
+    return timedelta(seconds=float(seconds)) if seconds else usual
