@@ -15,7 +15,17 @@ from swift_provider.hooks.nodes import NodesHook
 from swift_provider.operators.base import PlanConsumer, render_table
 from swift_provider.planning.arguments import check_arguments
 from swift_provider.planning.catalogue import PINNED_VERSION
-from swift_provider.planning.checks import FAIL, LEASE, SSH, WARN, Check, NodeFacts, check_nodes, required_packages
+from swift_provider.planning.checks import (
+    FAIL,
+    LEASE,
+    RENDEZVOUS,
+    SSH,
+    WARN,
+    Check,
+    NodeFacts,
+    check_nodes,
+    required_packages,
+)
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.settings import origin
 from trainer.protocol import (
@@ -89,7 +99,7 @@ async def _check_other_versions(plan: LaunchPlan, group: NodeGroup, facts: Mappi
 def _failure(failed: list[Check], errors: Mapping[str, TrainingError]) -> type[TrainingError]:
     """A class of its own for what passes by itself, so that it is tried again for longer."""
     names = {check.name for check in failed}
-    if names == {LEASE}:
+    if LEASE in names and names <= {LEASE, RENDEZVOUS}:  # whoever trains there has the port too
         return NodeBusy
     kinds = {type(error) for error in errors.values()}
     if names == {SSH} and len(kinds) == 1:

@@ -18,7 +18,7 @@ MAX_GPU_MEMORY_USED = 512 * 2**20
 MIN_SHM_FREE = 2**30
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
-LEASE, SSH = "lease", "ssh"
+LEASE, SSH, RENDEZVOUS = "lease", "ssh", "rendezvous"
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def _check_node(plan: LaunchPlan, node: NodePlan, facts: NodeFacts, origin: str)
         where = f"{plan.master_address}:{plan.master_port}"
         if facts.reach_error:
             fix = "free the port or open it between the nodes (firewall, security group), or set master_port / address"
-            checks.append(Check(node.name, "rendezvous", FAIL, f"{where}: {facts.reach_error}", fix))
+            checks.append(Check(node.name, RENDEZVOUS, FAIL, f"{where}: {facts.reach_error}", fix))
         else:
-            checks.append(Check(node.name, "rendezvous", OK, where))
+            checks.append(Check(node.name, RENDEZVOUS, OK, where))
     return checks
 
 
