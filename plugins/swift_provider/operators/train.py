@@ -238,9 +238,18 @@ def _map_index(ti: Any) -> int:
 
 
 def _failed(states: Mapping[str, JobState]) -> bool:
-    """It ended of itself: a generation that was never committed, or that a user ended, is no failed attempt."""
+    """The generation ended of itself, after its training had begun, and no user ended it.
+
+    A job that was only prepared, as beside a busy node, is no attempt: a run that waits for that node would else end
+    for lack of progress long before its budget.
+    """
+    if any(cancelled_try(state.stop_reason) is not None for state in states.values()):
+        return False
     return any(
-        state.phase in Phase.ENDED and not ended_well(state) and state.stop_reason in ROOT_REASONS
+        state.phase in Phase.ENDED
+        and not ended_well(state)
+        and state.stop_reason in ROOT_REASONS
+        and (state.child is not None or state.exit_code is not None)
         for state in states.values()
     )
 
