@@ -187,6 +187,9 @@ class TrainOperator(PlanConsumer):
         if superseded is not None and superseded < context["ti"].try_number:
             self.log.info("%s was meant for an earlier try of this task; starting again", failure[1].stop_reason)
             return self.execute(context)
+        if any(state.phase == Phase.LOST for state in states.values()):
+            # Nobody looks after the ranks of a dead supervisor: they would hold their GPUs until the next try, if any.
+            self._stop(plan, handle.job_id, "node lost")
         raise failure_of(failure, states, event["tails"])
 
     def _stop(self, plan: LaunchPlan, stopped_job: str, reason: str) -> None:
