@@ -12,6 +12,7 @@ from airflow.sdk import Context
 
 from swift_provider.exceptions import (
     DeadlineExceeded,
+    GangStartFailed,
     NodeLost,
     NoProgress,
     TrainingError,
@@ -80,14 +81,19 @@ class TrainOperator(PlanConsumer):
         Raises:
             NodeBusy: a node trains something else.
             GangStartFailed: a node could not start its job.
-            DeadlineExceeded: ``max_runtime`` was over before this try began.
+            DeadlineExceeded: ``max_runtime`` was over before this try had started its gang.
             TrainingError: a node did not answer.
         """
         plan = self.launch_plan
         handle = self._load_handle(context, plan)
         if handle.deadline is not None and time.time() > handle.deadline:
             raise DeadlineExceeded(f"max_runtime of {plan.max_runtime:g} s is over")
-        handle, result = asyncio.run(self._attach_or_start(context, plan, handle))
+        try:
+            handle, result = asyncio.run(self._attach_or_start(context, plan, handle))
+        except GangStartFailed as error:
+            if handle.deadline is None or time.time() <= handle.deadline:
+                raise
+            raise DeadlineExceeded(f"max_runtime of {plan.max_runtime:g} s ended before the start: {error}") from error
         if result is not None:
             return result
         self.defer(
