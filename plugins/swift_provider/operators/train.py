@@ -29,6 +29,7 @@ from swift_provider.planning.gang import (
     ROOT_REASONS,
     GangHandle,
     Step,
+    cancelled_earlier,
     cancelled_try,
     describe_end,
     ended_well,
@@ -124,6 +125,11 @@ class TrainOperator(PlanConsumer):
             gang = Gang(plan, group, owner, self.staged or {})
             states = await gang.states(handle.job_id)
             step = next_step(states)
+            if step is Step.JOIN:
+                resume = await gang.newest_complete_checkpoint() if handle.resumed_step else None
+                if await self._join(gang, handle, resume):
+                    return handle, None
+                step = Step.WAIT
             if step is Step.WAIT:
                 self.log.info("job %s is being stopped; waiting until it is gone", handle.job_id)
                 await gang.stop(handle.job_id, StopReason.SUPERSEDED)
@@ -132,13 +138,22 @@ class TrainOperator(PlanConsumer):
                 self.log.info("job %s has already ended well; nothing is started", handle.job_id)
                 self._store(context, handle, finished=True)
                 return handle, result_of(handle, plan, states)
-            resume = None
-            if step is Step.NEXT:
-                handle, resume = await self._next_generation(context, plan, handle, gang, states)
-            elif handle.resumed_step:
-                resume = await gang.newest_complete_checkpoint()
+            handle, resume = await self._next_generation(context, plan, handle, gang, states)
             await gang.start(handle, resume)
         return handle, None
+
+    async def _join(self, gang: Gang, handle: GangHandle, resume: Resume | None) -> bool:
+        """Starts or finds the gang; ``False`` when it is the one that a user has just cleared away.
+
+        Airflow starts a cleared task's next try while the cancel is still on its way to the nodes.
+        """
+        try:
+            await gang.start(handle, resume)
+        except GangStartFailed:
+            if not cancelled_earlier(await gang.states(handle.job_id), gang.owner.try_number):
+                raise
+            return False
+        return True
 
     async def _next_generation(
         self, context: Context, plan: LaunchPlan, handle: GangHandle, gang: Gang, states: Mapping[str, JobState]

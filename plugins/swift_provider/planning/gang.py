@@ -102,3 +102,9 @@ def cancelled_try(reason: str | None) -> int | None:
     """The try that a stop reason of :func:`cancel_reason` names."""
     head, _, number = (reason or "").rpartition(" ")
     return int(number) if head == "cancelled in try" and number.isdigit() else None
+
+
+def cancelled_earlier(states: Mapping[str, JobState], try_number: int) -> bool:
+    """A cancel that was meant for a try before ``try_number`` has reached the gang on at least one node."""
+    tries = [cancelled_try(state.stop_reason) for state in states.values()]
+    return any(cancelled is not None and cancelled < try_number for cancelled in tries)
