@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_provider.exceptions import DeadlineExceeded, GangStartFailed, NodeBusy, TrainingError, TrainingStopped
 from swift_provider.operators.checkpoints import gather_checkpoints
-from swift_provider.planning.gang import GangHandle, describe_end
+from swift_provider.planning.gang import START_FAILED, GangHandle, describe_end
 from swift_provider.planning.launch import Resume, job_spec
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import (
@@ -105,7 +105,7 @@ class Gang:
         failure = _start_failure(replies, errors)
         if failure is not None:
             started = [name for name, reply in replies.items() if reply.result == StartResult.STARTED]
-            await self.stop(handle.job_id, "the gang could not start", started + list(errors))
+            await self.stop(handle.job_id, START_FAILED, started + list(errors))
             raise failure
         for name, reply in replies.items():
             log.info(
@@ -119,7 +119,7 @@ class Gang:
         prepared = {name for name, state in states.items() if state.phase == Phase.PREPARING}
         over = [describe_end(name, state) for name, state in states.items() if state.phase in Phase.ENDED]
         if prepared and over:
-            await self.stop(job_id, "the gang could not start")
+            await self.stop(job_id, START_FAILED)
             raise GangStartFailed("a part had ended before all were prepared: " + "; ".join(over))
         requests = {
             node.name: CommitRequest(workdir=node.workdir, job_id=job_id)
@@ -127,12 +127,14 @@ class Gang:
             if node.name in prepared
         }
         replies, errors = await self.group.call_each("commit", requests, CommitReply)
-        problems = [f"{name}: {reply.error}" for name, reply in replies.items() if reply.error]
-        problems += [str(error) for error in errors.values()]
-        if problems:
-            await self.stop(job_id, "the gang could not start")
+        refused = [f"{name}: {reply.error}" for name, reply in replies.items() if reply.error]
+        lost = [str(error) for error in errors.values()]
+        if refused or lost:
+            await self.stop(job_id, START_FAILED)
+            if not refused:  # nothing is known against the gang but that a node was out of reach
+                raise type(next(iter(errors.values())))("\n".join(lost))
             late = any(reply.state.stop_reason == StopReason.DEADLINE for reply in replies.values())
-            raise (DeadlineExceeded if late else GangStartFailed)("\n".join(problems))
+            raise (DeadlineExceeded if late else GangStartFailed)("\n".join(refused + lost))
         if prepared:
             log.info("every node is prepared: job %s starts", job_id)
         return {name: reply.state for name, reply in replies.items()}

@@ -26,7 +26,7 @@ from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.gang import Gang, result_of
 from swift_provider.planning.diagnosis import diagnose
 from swift_provider.planning.gang import (
-    ROOT_REASONS,
+    START_FAILED,
     GangHandle,
     Step,
     cancelled_earlier,
@@ -34,6 +34,7 @@ from swift_provider.planning.gang import (
     describe_end,
     ended_well,
     first_failure,
+    is_root,
     next_step,
 )
 from swift_provider.planning.launch import Resume
@@ -272,7 +273,7 @@ def _failed(states: Mapping[str, JobState]) -> bool:
     return any(
         state.phase in Phase.ENDED
         and not ended_well(state)
-        and state.stop_reason in ROOT_REASONS
+        and is_root(state)
         and (state.child is not None or state.exit_code is not None)
         for state in states.values()
     )
@@ -301,6 +302,8 @@ def failure_of(
         return NodeLost(text)
     if state.stop_reason == StopReason.DEADLINE:
         return DeadlineExceeded(text)
-    if state.stop_reason not in ROOT_REASONS:
+    if state.stop_reason == START_FAILED:  # another controller of this task could not start it
+        return GangStartFailed(text)
+    if not is_root(state):
         return TrainingStopped(text)
     return TrainingRefused(text) if cause and cause.permanent else TrainingFailed(text)

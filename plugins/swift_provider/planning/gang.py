@@ -11,6 +11,8 @@ from trainer.protocol import JobState, Phase, StopReason
 
 #: A job that ended for one of these is a cause; one that was stopped for another reason is a consequence.
 ROOT_REASONS = frozenset({None, StopReason.RANK_FAILED, StopReason.SIGNAL, StopReason.DEADLINE})
+#: The stop reason of a start that went wrong elsewhere; also seen by another controller that follows the same gang.
+START_FAILED = "the gang could not start"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,12 @@ def first_failure(states: Mapping[str, JobState]) -> tuple[str, JobState] | None
     failed = [(name, state) for name, state in states.items() if state.phase in Phase.ENDED and not ended_well(state)]
     if not failed:
         return None
-    return min(failed, key=lambda item: (item[1].stop_reason not in ROOT_REASONS, item[1].ended_at or float("inf")))
+    return min(failed, key=lambda item: (not is_root(item[1]), item[1].ended_at or float("inf")))
+
+
+def is_root(state: JobState) -> bool:
+    """The end is a cause, no consequence; a lost job was lost whatever reason its burial was given."""
+    return state.phase == Phase.LOST or state.stop_reason in ROOT_REASONS
 
 
 def describe_end(node: str, state: JobState) -> str:

@@ -58,6 +58,7 @@ class NodeView:
     problem: str = ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     solo_world: bool = False
+    behind: bool = False
 
     @property
     def ended(self) -> bool:
@@ -174,7 +175,8 @@ class GangFollower:
 
     async def _read_log(self, view: NodeView, session: NodeSession) -> list[str]:
         path = self._path(session, "log")
-        data = await session.read(path, view.cursor.read_offset, LOG_CHUNK)
+        data = await session.read(path, view.cursor.read_offset, LOG_CHUNK) or b""
+        view.behind = len(data) == LOG_CHUNK
         return view.cursor.feed(data) if data else []
 
     async def drain(self) -> dict[str, list[str]]:
@@ -217,6 +219,11 @@ class GangFollower:
     def over(self) -> bool:
         """Every job has ended."""
         return all(view.ended for view in self.views.values())
+
+    @property
+    def behind(self) -> bool:
+        """A node in reach has more log than one look reads."""
+        return any(view.behind and view.unreachable_since is None for view in self.views.values())
 
     @property
     def lost_nodes(self) -> list[str]:

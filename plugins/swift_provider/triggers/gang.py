@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
@@ -25,6 +26,8 @@ XCOM_PROGRESS = "progress"
 FIRST_EVENT_AFTER_S = 6.0
 #: Log lines per call of the task logger: one call per line blocks the triggerer's event loop.
 LINES_PER_RECORD = 50
+#: Between two polls while a node has more log than one poll reads (seconds).
+BACKLOG_PAUSE_S = 0.2
 
 _KEEP: set[asyncio.Task[None]] = set()
 
@@ -86,8 +89,10 @@ class GangTrigger(BaseTrigger):
             await self._write_log(await follower.poll())
             await self._publish(follower)
             status = self._status(follower)
+            if status == "ended" and follower.behind:
+                status = ""  # the rest comes in pieces too: a long log must not be in memory at once
             if not status:
-                await asyncio.sleep(self.poll_interval)
+                await asyncio.sleep(self._pause(follower))
         if status == "ended":
             await self._write_log(await follower.drain())
             await self._publish(follower)
@@ -96,6 +101,12 @@ class GangTrigger(BaseTrigger):
 
     def _hook(self) -> NodesHook:
         return NodesHook([NodePlan(**node) for node in self.nodes], self.python)
+
+    def _pause(self, follower: GangFollower) -> float:
+        if follower.behind:
+            return min(BACKLOG_PAUSE_S, self.poll_interval)
+        # With jitter: polls of many runs that a busy moment has brought together come apart again.
+        return self.poll_interval * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
 
     def _status(self, follower: GangFollower) -> str:
         if follower.over:
