@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowException
 
 from swift_provider.config import Cluster, ConfigError, list_clusters, load_cluster
 from swift_provider.exceptions import TrainingError
@@ -54,7 +55,7 @@ class HousekeepingOperator(BaseOperator):
             try:
                 cluster = load_cluster(name, config_dir())
                 found += self._look(cluster, context)
-            except (ConfigError, TrainingError, ValueError) as error:
+            except (ConfigError, AirflowException, ValueError) as error:  # also a connection that does not exist
                 self.log.warning("cluster %s is left out: %s", name, error)
         rows = [
             (job.standing, job.cluster, job.node, job.state.job_id, job.state.phase, job.state.owner.run_id, job.reason)
