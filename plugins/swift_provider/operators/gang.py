@@ -8,7 +8,14 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from swift_provider.exceptions import DeadlineExceeded, GangStartFailed, NodeBusy, TrainingError, TrainingStopped
+from swift_provider.exceptions import (
+    DeadlineExceeded,
+    GangStartFailed,
+    NodeBusy,
+    NodeLost,
+    TrainingError,
+    TrainingStopped,
+)
 from swift_provider.operators.checkpoints import gather_checkpoints
 from swift_provider.planning.gang import START_FAILED, GangHandle, describe_end
 from swift_provider.planning.launch import Resume, job_spec
@@ -77,6 +84,7 @@ class Gang:
         Raises:
             NodeBusy: a node's lease is with another job.
             GangStartFailed: a node could not prepare or start its job.
+            NodeLost: a node's supervisor died between the two phases.
             DeadlineExceeded: ``max_runtime`` was over before the training began.
             TrainingStopped: a user has cancelled this try of the task.
             TrainingError: a node did not answer.
@@ -133,8 +141,7 @@ class Gang:
             await self.stop(job_id, START_FAILED)
             if not refused:  # nothing is known against the gang but that a node was out of reach
                 raise type(next(iter(errors.values())))("\n".join(lost))
-            late = any(reply.state.stop_reason == StopReason.DEADLINE for reply in replies.values())
-            raise (DeadlineExceeded if late else GangStartFailed)("\n".join(refused + lost))
+            raise _commit_failure([reply.state for reply in replies.values()])("\n".join(refused + lost))
         if prepared:
             log.info("every node is prepared: job %s starts", job_id)
         return {name: reply.state for name, reply in replies.items()}
@@ -211,6 +218,12 @@ def _start_failure(replies: Mapping[str, StartReply], errors: Mapping[str, Train
         first = next(iter(errors.values()))
         return type(first)("\n".join([str(error) for error in errors.values()] + busy))
     return NodeBusy("\n".join(busy)) if busy else None
+
+
+def _commit_failure(states: list[JobState]) -> type[TrainingError]:
+    if any(state.stop_reason == StopReason.DEADLINE for state in states):
+        return DeadlineExceeded
+    return NodeLost if any(state.phase == Phase.LOST for state in states) else GangStartFailed
 
 
 def _describe_holder(reply: StartReply) -> str:
