@@ -15,7 +15,7 @@ from swift_provider.operators.preflight import PreflightOperator
 from swift_provider.operators.prune import PruneOperator
 from swift_provider.operators.stage import StageOperator
 from swift_provider.operators.train import TrainOperator
-from swift_provider.planning.params import RUN_PARAMS, RunParam
+from swift_provider.planning.params import RUN_PARAMS, RunParam, params_of
 from swift_provider.retry import MOST_RETRIES, TrainingRetryPolicy
 from swift_provider.settings import config_dir, default_recipe, retry_delay
 
@@ -59,26 +59,78 @@ def build_training_dag(
         schedule=_schedule(loaded, dag_id) if scheduled else None,
         params=_params(loaded, names),
         max_active_runs=1 if scheduled else 16,
-        catchup=False,
-        render_template_as_native_obj=True,
-        doc_md=DOC,
-        tags=["swift"],
-        default_args={
+        **_common(retries),
+        **dag_arguments,
+    )
+    _add_tasks(dag, recipe or "{{ params.recipe }}", pool or _pool(loaded) or "default_pool")
+    return dag
+
+
+def build_recipe_dag(recipe: str) -> DAG:
+    """The DAG ``swift_<recipe>`` of a recipe that wants one: on its schedule, if it has one, and paused at creation.
+
+    Raises:
+        ConfigError: the recipe is wrong.
+    """
+    loaded = load_recipe(recipe, config_dir())
+    return build_training_dag(
+        recipe, dag_id=recipe_dag_id(recipe), scheduled=loaded.schedule is not None, is_paused_upon_creation=True
+    )
+
+
+def build_broken_dag(recipe: str, error: ConfigError, *, retries: int = MOST_RETRIES) -> DAG:
+    """What stands in for the DAG of a recipe that is wrong: it says so, and its ``plan`` task fails with all faults.
+
+    It has the same tasks, so that a run which was under way when the file was broken comes to its end.
+    """
+    faults = "\n".join(f"- `{fault}`" for fault in error.faults)
+    dag = DAG(
+        dag_id=recipe_dag_id(recipe),
+        description=f"BROKEN: {error.faults[0]}",
+        schedule=None,
+        params=_params(None, []) | {"recipe": Param(recipe, type="string", title="Recipe", section="Run")},
+        max_active_runs=1,
+        is_paused_upon_creation=True,
+        **_common(retries)
+        | {
+            "doc_md": f"**This recipe is wrong.** Correct the file; `swift-provider validate` tells when it is right.\n\n"
+            f"{faults}\n",
+            "tags": ["swift", "broken recipe"],
+        },
+    )
+    _add_tasks(dag, recipe, "default_pool")
+    return dag
+
+
+def recipe_dag_id(recipe: str) -> str:
+    """The id of a recipe's own DAG."""
+    return f"swift_{recipe}"
+
+
+def _common(retries: int) -> dict[str, Any]:
+    return {
+        "catchup": False,
+        "render_template_as_native_obj": True,
+        "doc_md": DOC,
+        "tags": ["swift"],
+        "default_args": {
             "retries": retries,
             "retry_delay": retry_delay(timedelta(minutes=1)),  # where a task process dies without an exception
             "retry_policy": TrainingRetryPolicy(),
         },
-        **dag_arguments,
-    )
+    }
+
+
+def _add_tasks(dag: DAG, recipe: str, pool: str) -> None:
     with dag:
-        plan = PlanOperator(task_id="plan", recipe=recipe or "{{ params.recipe }}")
+        plan = PlanOperator(task_id="plan", recipe=recipe)
         preflight = PreflightOperator(task_id="preflight", plan=plan.output)
         stage = StageOperator(task_id="stage", plan=plan.output)
         train = TrainOperator(
             task_id="train",
             plan=plan.output,
             staged=stage.output,
-            pool=pool or _pool(loaded) or "default_pool",
+            pool=pool,
         )
         # What a failed training has saved is worth as much as a good one's; the run still fails, through prune.
         backup = BackupOperator(
@@ -87,7 +139,6 @@ def build_training_dag(
         prune = PruneOperator(task_id="prune", plan=plan.output)
         plan >> preflight >> stage >> train >> backup >> prune
         train >> prune
-    return dag
 
 
 def _schedule(recipe: Recipe | None, dag_id: str) -> str:
@@ -108,7 +159,7 @@ def _pool(recipe: Recipe | None) -> str | None:
 
 
 def _params(recipe: Recipe | None, names: list[str]) -> dict[str, Param]:
-    params = {param.name: _param(param, recipe) for param in RUN_PARAMS}
+    params = {param.name: _param(param, recipe) for param in (params_of(recipe) if recipe else RUN_PARAMS)}
     if recipe is None:
         choice = Param(
             default_recipe(names),

@@ -59,10 +59,10 @@ def _load(model: type[M], folder: str, name: str, config_dir: Path) -> M:
         guess = nearest(name, there)
         hint = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(there) or 'none'}"
         raise ConfigError([Fault(shown, "", f"no such file in {config_dir / folder}; {hint}")])
-    return parse(model, path.read_text(encoding="utf-8"), shown, os.environ)
+    return parse(model, path.read_text(encoding="utf-8"), shown, os.environ, path.parent)
 
 
-def parse(model: type[M], text: str, shown: str, environment: Mapping[str, str]) -> M:
+def parse(model: type[M], text: str, shown: str, environment: Mapping[str, str], folder: Path | None = None) -> M:
     """``model`` from the text of a YAML file.
 
     Args:
@@ -70,6 +70,7 @@ def parse(model: type[M], text: str, shown: str, environment: Mapping[str, str])
         text: the file's content.
         shown: the file's name in messages.
         environment: where ``${NAME}`` and ``${NAME:-default}`` in string values are looked up.
+        folder: where relative paths in the file begin; default: the current folder.
 
     Raises:
         ConfigError: with every fault.
@@ -91,7 +92,7 @@ def parse(model: type[M], text: str, shown: str, environment: Mapping[str, str])
     value = substitution.apply(value)
     faults += substitution.faults
     try:
-        parsed = model.model_validate(value)
+        parsed = model.model_validate(value, context={"folder": folder})
     except ValidationError as error:
         faults += from_validation_error(error, shown, lines, _known_keys(model))
         raise ConfigError(_without_cascades(faults)) from None

@@ -85,6 +85,12 @@ class Recipe(StrictModel):
     swift: SwiftSection
     cluster: Name
     schedule: str | None = Field(default=None, description="cron expression of the nightly DAG")
+    dag: bool | None = Field(
+        default=None, description="whether the recipe has a DAG of its own; default: when it has a schedule"
+    )
+    overridable: list[str] = Field(
+        default_factory=list, description="ms-swift arguments that become fields of the DAG's form"
+    )
     checkpoints: CheckpointPolicy = Field(default_factory=CheckpointPolicy)
     max_runtime: Seconds | None = Field(
         default=None, gt=0, description="seconds from the first start, over all retries"
@@ -97,6 +103,11 @@ class Recipe(StrictModel):
         if schedule is not None and not schedule.startswith("@") and len(schedule.split()) != 5:
             raise ValueError('is not a cron expression of five fields such as "0 2 * * *"')
         return schedule
+
+    @property
+    def has_dag(self) -> bool:
+        """Whether ``dags/swift_recipes.py`` makes a DAG of it."""
+        return self.schedule is not None if self.dag is None else self.dag
 
     def digest(self) -> str:
         """A hash of everything in the recipe: equal digest = equal recipe. 16 hexadecimal digits."""

@@ -20,7 +20,7 @@ class NodesHook(BaseHook):
 
     Args:
         nodes: the nodes of a launch plan.
-        python: interpreter of the training environment on the nodes.
+        python: interpreter that the agent runs with on the nodes.
     """
 
     def __init__(self, nodes: Iterable[NodePlan], python: str, **kwargs: Any) -> None:
@@ -30,7 +30,7 @@ class NodesHook(BaseHook):
     @classmethod
     def for_plan(cls, plan: LaunchPlan) -> Self:
         """The hook for all nodes of ``plan``."""
-        return cls(plan.nodes, plan.python)
+        return cls(plan.nodes, plan.agent_python)
 
     def group(self) -> NodeGroup:
         """The nodes as a group, for use in a worker.

@@ -81,7 +81,7 @@ class HousekeepingOperator(BaseOperator):
             )
             for rank, node in enumerate(cluster.nodes)
         ]
-        hook = NodesHook(nodes, cluster.python)
+        hook = NodesHook(nodes, cluster.agent_python)
         replies, errors = asyncio.run(_list_jobs(hook.group()))
         for error in errors.values():
             self.log.warning("cluster %s: %s", cluster.name, error)

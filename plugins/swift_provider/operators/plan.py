@@ -10,6 +10,7 @@ from typing import Any
 from airflow.sdk import BaseHook, BaseOperator, Context
 
 from swift_provider.config import Cluster, Recipe, load_cluster, load_recipe
+from swift_provider.planning.params import params_of
 from swift_provider.planning.planner import make_plan
 from swift_provider.settings import config_dir
 
@@ -39,6 +40,7 @@ class PlanOperator(BaseOperator):
         folder = config_dir()
         recipe = load_recipe(self.recipe, folder)
         cluster = load_cluster(self.cluster or recipe.cluster, folder)
+        params_of(recipe)  # what is wrong with the file comes before connections that may not be there
         run = context["dag_run"]
         plan = make_plan(
             recipe,

@@ -101,7 +101,7 @@ class TrainOperator(PlanConsumer):
         self.defer(
             trigger=GangTrigger(
                 nodes=[node.model_dump(mode="json") for node in plan.nodes],
-                python=plan.python,
+                python=plan.agent_python,
                 job_id=handle.job_id,
                 owner=asdict(self._owner(context)),
                 deadline=handle.deadline,
@@ -122,7 +122,7 @@ class TrainOperator(PlanConsumer):
             owner = self._owner(context)
             nodes = [node.model_dump(mode="json") for node in plan.nodes]
             # Whoever cancels this task from now on, also while it starts, finds here what it takes to do so.
-            context["ti"].xcom_push(XCOM_GANG, {"nodes": nodes, "python": plan.python, "owner": asdict(owner)})
+            context["ti"].xcom_push(XCOM_GANG, {"nodes": nodes, "python": plan.agent_python, "owner": asdict(owner)})
             gang = Gang(plan, group, owner, self.staged or {})
             states = await gang.states(handle.job_id)
             step = next_step(states)

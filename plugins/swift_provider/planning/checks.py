@@ -43,7 +43,9 @@ class NodeFacts:
 
 
 def required_packages(plan: LaunchPlan) -> list[str]:
-    """Distributions whose versions must be there and equal on all nodes."""
+    """Distributions whose versions must be there and equal on all nodes; of a container's nothing can be seen."""
+    if plan.docker:
+        return ["oss2"] if plan.checkpoints.backup or any(item.startswith("oss://") for item in plan.inputs) else []
     names = ["torch", "ms-swift", "transformers", "oss2"]
     if plan.args.get("deepspeed"):
         names.append("deepspeed")

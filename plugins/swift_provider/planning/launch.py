@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from swift_provider.planning.engines import choose
-from swift_provider.planning.inputs import resolve_inputs
+from swift_provider.planning.environment import GPU_VARIABLES, activated, contained
+from swift_provider.planning.inputs import resolve_inputs, split_inputs
 from swift_provider.planning.plan import LaunchPlan, NodePlan
 from trainer.protocol import JobSpec, Owner
 
@@ -55,10 +56,12 @@ def job_spec(
     args["output_dir"] = node.output_dir
     args = {name: _in_job_dir(value, job_dir) for name, value in args.items()}
     program, method = plan.program
+    env = {**plan.env, **torchrun_environment(plan, node)}
+    argv = [plan.python, "-m", MODULES[program], method, f"{job_dir}/{ARGUMENTS_FILE}"]
     return JobSpec(
         job_id=job_id,
-        argv=[plan.python, "-m", MODULES[program], method, f"{job_dir}/{ARGUMENTS_FILE}"],
-        env={**plan.env, **torchrun_environment(plan, node)},
+        argv=_in_environment(argv, plan, node, job_id, split_inputs(args)[0], env),
+        env=env,
         files={**plan.files, ARGUMENTS_FILE: yaml.safe_dump(args, allow_unicode=True, sort_keys=True)},
         output_dir=node.output_dir,
         world_size=plan.world_size,
@@ -68,6 +71,25 @@ def job_spec(
         gpus=node.gpus,
         port=plan.master_port if node.rank == 0 and len(plan.nodes) > 1 else None,
         resume_files=dict(resume.files) if resume else {},
+    )
+
+
+def _in_environment(
+    argv: list[str], plan: LaunchPlan, node: NodePlan, job_id: str, inputs: list[str], env: Mapping[str, str]
+) -> list[str]:
+    argv = activated(argv, plan.activate)
+    if plan.docker is None:
+        return argv
+    root = node.output_dir.rsplit("/runs/", 1)[0]  # shared_dir, where there is one
+    return contained(
+        argv,
+        plan.docker,
+        name=job_id.lstrip("_"),  # a container's name begins with a letter or digit
+        workdir=f"{node.workdir}/jobs/{job_id}",
+        folders=dict.fromkeys([node.workdir, root]),
+        inputs=inputs,
+        variables=[*env, *(GPU_VARIABLES if node.gpus is not None else ())],
+        device=plan.device,
     )
 
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_provider.config.errors import Fault, nearest, shorten
-from swift_provider.config.recipe import OWNED_ARGUMENTS
+from swift_provider.config.errors import ConfigError, Fault, nearest, shorten
+from swift_provider.config.recipe import OWNED_ARGUMENTS, Recipe
+from swift_provider.planning.arguments import check_arguments
+from swift_provider.planning.catalogue import Arguments, arguments_of, plain_type
 from swift_provider.planning.engines import choose
 
 
@@ -43,7 +45,14 @@ RUN_PARAMS: tuple[RunParam, ...] = (
         "Nodes",
         "Run",
         {"type": ["null", "array"], "items": {"type": "string"}},
-        "Names of the cluster's nodes to use, one per line. Empty: all.",
+        "Nodes to use, one per line: names, labels, or `gpu2:0,1` for some GPUs. Empty: all but the spares.",
+    ),
+    RunParam(
+        "exclude",
+        "Exclude",
+        "Run",
+        {"type": ["null", "array"], "items": {"type": "string"}},
+        "Nodes or GPUs not to use, written in the same way; a spare takes a node's place. Empty: none.",
     ),
     RunParam(
         "resume_from",
@@ -100,39 +109,101 @@ MEGATRON_NAMES = {
 _BY_NAME = {param.name: param for param in RUN_PARAMS}
 
 
-def check_params(params: Mapping[str, Any], node_names: list[str], recipe: str) -> list[Fault]:
+def params_of(recipe: Recipe) -> tuple[RunParam, ...]:
+    """Every parameter that a run of ``recipe`` takes: the common ones, then those that it makes ``overridable``.
+
+    Raises:
+        ConfigError: an overridable argument is none of ms-swift's, or is the plan's own.
+    """
+    known = arguments_of(recipe.swift.command)
+    faults, more = [], []
+    for index, name in enumerate(recipe.overridable):
+        problem = _not_overridable(recipe, name, known)
+        if problem:
+            faults.append(Fault(f"recipes/{recipe.name}.yaml", f"overridable[{index}]", f"{name}: {problem}"))
+        elif name not in _BY_NAME and name not in {param.name for param in more}:
+            more.append(_argument_param(name, known[name], recipe.swift.args.get(name)))
+    if faults:
+        raise ConfigError(faults)
+    place = next(index for index, param in enumerate(RUN_PARAMS) if param.section == "Checkpoints")
+    return (*RUN_PARAMS[:place], *more, *RUN_PARAMS[place:])
+
+
+def _not_overridable(recipe: Recipe, name: str, known: Arguments) -> str | None:
+    if name in OWNED_ARGUMENTS:
+        return f"leave it out, {OWNED_ARGUMENTS[name]}"
+    problem = check_arguments(recipe.swift.command, {name: None}, known).get(name)
+    return (
+        None if name in known else (problem or "write it without no_ and with underscores").replace(" (value None)", "")
+    )
+
+
+def _argument_param(name: str, argument: Mapping[str, Any], value: Any) -> RunParam:
+    """The form field of an ms-swift argument: typed as the catalogue says."""
+    schema, default = _schema(argument), None
+    if schema["type"] == "boolean":
+        default = _as_bool(value, bool(argument["default"]))
+    title = name.replace("_", " ").capitalize()
+    return RunParam(name, title, "Arguments", schema, f"ms-swift's `{name}`.", default, argument=True)
+
+
+def _as_bool(value: Any, default: bool) -> bool:
+    return default if value is None else str(value).lower() in ("true", "yes", "t", "y", "1")
+
+
+def _schema(argument: Mapping[str, Any]) -> dict[str, Any]:
+    kind = plain_type(argument)
+    choices = argument.get("choices")
+    if choices and kind.startswith("Literal["):
+        return {"type": ["null", "string"], "enum": [None, *(str(choice) for choice in choices if choice is not None)]}
+    if kind == "bool":
+        # A switch knows no third position, so only an argument with a default of its own gets one.
+        if isinstance(argument.get("default"), bool):
+            return {"type": "boolean"}
+        return {"type": ["null", "string"], "enum": [None, "true", "false"]}
+    if kind in ("int", "float"):
+        return _integer() if kind == "int" else _number()
+    if kind.lower() == "list[str]":
+        return {"type": ["null", "array"], "items": {"type": "string"}}
+    return {"type": ["null", "string"]}
+
+
+def check_params(params: Mapping[str, Any], recipe: Recipe) -> list[Fault]:
     """What is wrong with the parameters of a run, beyond what their JSON schema has already refused.
 
-    Airflow accepts unknown keys in a REST request; a misspelt one would be lost without a word.
+    Airflow accepts unknown keys in a REST request; a misspelt one would be lost without a word. Which nodes there are
+    is for :mod:`swift_provider.planning.selection` to tell.
     """
-    faults = []
+    faults: list[Fault] = []
+    try:
+        names = [param.name for param in params_of(recipe)]
+    except ConfigError as error:
+        faults += error.faults
+        names = [*_BY_NAME, *recipe.overridable]
     for name, value in params.items():
-        if name not in _BY_NAME and name != "recipe":
-            guess = nearest(name, _BY_NAME)
-            hint = f"did you mean {guess!r}?" if guess else f"known ones are {', '.join(_BY_NAME)}"
+        if name not in names and name != "recipe":
+            guess = nearest(name, names)
+            hint = f"did you mean {guess!r}?" if guess else f"known ones are {', '.join(names)}"
             faults.append(Fault("run parameters", name, f"unknown parameter (value {shorten(value)}); {hint}"))
-    if params.get("recipe") not in (None, recipe):
-        problem = f"this DAG trains {recipe} and no other (got {shorten(params['recipe'])}); use swift_train to choose"
+    if params.get("recipe") not in (None, recipe.name):
+        shown = shorten(params["recipe"])
+        problem = f"this DAG trains {recipe.name} and no other (got {shown}); use swift_train to choose"
         faults.append(Fault("run parameters", "recipe", problem))
-    for node in params.get("nodes") or []:
-        if node not in node_names:
-            guess = nearest(node, node_names)
-            hint = f"did you mean {guess!r}?" if guess else f"the cluster has {', '.join(node_names)}"
-            faults.append(Fault("run parameters", "nodes", f"no node {node!r}; {hint}"))
     for name in params.get("extra_args") or {}:
         if name in OWNED_ARGUMENTS:
             faults.append(Fault("run parameters", f"extra_args.{name}", f"leave it out, {OWNED_ARGUMENTS[name]}"))
     return faults
 
 
-def override_args(command: str, args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's ms-swift arguments with those of the run over them, by the names that ``command`` has for them."""
+def override_args(recipe: Recipe, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's ms-swift arguments with those of the run over them, by the names that its command has for them."""
+    command = recipe.swift.command
     is_megatron = command.startswith("megatron ")
-    merged = dict(args)
-    for param in RUN_PARAMS:
-        if param.argument and params.get(param.name) is not None:
-            name = MEGATRON_NAMES.get(param.name, param.name) if is_megatron else param.name
-            merged[name] = params[param.name]
+    merged = dict(recipe.swift.args)
+    names = [param.name for param in RUN_PARAMS if param.argument]
+    for name in dict.fromkeys([*names, *(name for name in recipe.overridable if name not in _BY_NAME)]):
+        if params.get(name) is not None:
+            merged[MEGATRON_NAMES.get(name, name) if is_megatron else name] = params[name]
     if is_megatron and params.get("max_steps") is not None:
         merged.pop("num_train_epochs", None)  # Megatron would look at the epochs alone
     extra = params.get("extra_args") or {}

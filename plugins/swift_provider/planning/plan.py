@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from swift_provider.config.docker import Docker
 from swift_provider.config.recipe import CheckpointPolicy
 from swift_provider.config.values import StrictModel
 
@@ -71,6 +72,8 @@ class LaunchPlan(StrictModel):
     command: str
     device: str
     python: str
+    activate: list[str] = Field(default_factory=list)
+    docker: Docker | None = None
     nodes: list[NodePlan]
     master_port: int
     shared: bool
@@ -106,6 +109,11 @@ class LaunchPlan(StrictModel):
         return self.nodes[0].address
 
     @property
+    def agent_python(self) -> str:
+        """The interpreter that the agent runs with on each node."""
+        return self.docker.agent_python if self.docker else self.python
+
+    @property
     def backup_prefix(self) -> str | None:
         """``oss://bucket/prefix/<dag>/<run>`` of this run's checkpoints, or ``None`` without a backup."""
         from swift_provider.planning.names import safe_name
@@ -130,6 +138,9 @@ class LaunchPlan(StrictModel):
         ]
         lines += [f"memory {self.memory}"] if self.memory else []
         lines += [f"warning: {text}" for text in self.warnings]
+        gpus = [f"{node.name}: GPUs {', '.join(map(str, node.gpus))}" for node in self.nodes if node.gpus is not None]
+        lines += gpus + [f"activate {' '.join(self.activate)}"] * bool(self.activate)
+        lines += [f"container {self.docker.image}"] if self.docker else []
         lines += [f"stage {source}" for source in self.inputs]
         lines += [f"from the hub, by ms-swift: {name}" for name in self.hub_ids]
         lines += ["arguments:"] + [f"  {name}: {value}" for name, value in sorted(self.args.items())]

@@ -17,6 +17,7 @@ from swift_provider.planning.inputs import split_inputs
 from swift_provider.planning.names import run_key
 from swift_provider.planning.params import check_params, override_args
 from swift_provider.planning.plan import LaunchPlan, NodePlan
+from swift_provider.planning.selection import select_nodes
 from swift_provider.planning.shape import shape_of
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - refused, not bound
@@ -50,13 +51,12 @@ def make_plan(
     """
     params = params or {}
     command, shown = recipe.swift.command, f"recipes/{recipe.name}.yaml"
-    faults = check_params(params, [node.name for node in cluster.nodes], recipe.name)
-    args = {
-        name: value for name, value in override_args(command, recipe.swift.args, params).items() if value is not None
-    }
+    faults = check_params(params, recipe)
+    args = {name: value for name, value in override_args(recipe, params).items() if value is not None}
     for name, problem in check_arguments(command, args, arguments_of(command)).items():
         faults.append(Fault(shown, f"swift.args.{name}", problem))
-    chosen = _choose_nodes(cluster, params.get("nodes"))
+    chosen, node_faults = select_nodes(cluster, params.get("nodes"), params.get("exclude"))
+    faults += node_faults
     key = run_key(dag_id, run_id)
     nodes = [_plan_node(cluster, node, rank, key, hosts or {}) for rank, node in enumerate(chosen)]
     if len(nodes) > 1:
@@ -101,6 +101,8 @@ def make_plan(
         command=command,
         device=cluster.device,
         python=cluster.python,
+        activate=cluster.activate,
+        docker=cluster.docker,
         nodes=nodes,
         master_port=cluster.master_port,
         shared=setting.shared,
@@ -124,10 +126,6 @@ def make_plan(
         warnings=[f"{finding.key}: {finding.problem}" for finding in found if finding.warning],
     )
     return plan.model_copy(update={"memory": estimate(plan, model_config)}) if model_config else plan
-
-
-def _choose_nodes(cluster: Cluster, wanted: list[str] | None) -> list[Node]:
-    return [node for node in cluster.nodes if not wanted or node.name in wanted] or cluster.nodes
 
 
 def _plan_node(cluster: Cluster, node: Node, rank: int, key: str, hosts: Mapping[str, str]) -> NodePlan:
@@ -164,7 +162,8 @@ def _check_addresses(nodes: list[NodePlan], shown: str) -> list[Fault]:
 
 
 def _environment(cluster: Cluster, recipe: Recipe) -> dict[str, str]:
-    environment = {"PYTHONUNBUFFERED": "1", **cluster.env, **recipe.swift.env}
+    network = cluster.network.environment() if cluster.network else {}
+    environment = {"PYTHONUNBUFFERED": "1", **network, **cluster.env, **recipe.swift.env}
     if cluster.device == "cpu":
         environment.setdefault("DS_ACCELERATOR", "cpu")
     return environment

@@ -6,6 +6,7 @@ python -m swift_provider.planning.catalogue SITE_PACKAGES    # writes ms-swift-<
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -16,6 +17,15 @@ PINNED_VERSION = "4.6.0"
 
 #: name → ``{"type", "choices"?, "default"?, "required"?}``
 Arguments = Mapping[str, Mapping[str, Any]]
+
+_OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(?P<inner>.+)\]$")
+
+
+def plain_type(argument: Mapping[str, Any]) -> str:
+    """The type of an argument's value when it has one: ``int`` for ``Optional[int]`` and ``int | None``."""
+    text = str(argument["type"])
+    inner = _OPTIONAL.match(text)
+    return inner["inner"] if inner else text.removesuffix(" | None")
 
 
 @cache

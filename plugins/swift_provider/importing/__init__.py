@@ -1,0 +1,1 @@
+"""Makes recipes from what people have: the command lines and scripts of guides. Pure."""
