@@ -93,7 +93,7 @@ def build_broken_dag(recipe: str, error: ConfigError, *, retries: int = MOST_RET
         is_paused_upon_creation=True,
         **_common(retries)
         | {
-            "doc_md": f"**This recipe is wrong.** Correct the file; `swift-provider validate` tells when it is right.\n\n"
+            "doc_md": f"**This recipe is wrong.** Correct it; `swift-provider validate` tells when it is right.\n\n"
             f"{faults}\n",
             "tags": ["swift", "broken recipe"],
         },

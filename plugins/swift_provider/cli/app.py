@@ -99,7 +99,7 @@ def plan(
     _out(plan_of(loaded, where, parse_params(param or [], loaded), folder).describe())
 
 
-@args_app.command("search")
+@args_app.command("search", context_settings={"ignore_unknown_options": True})
 def search_arguments(
     word: Annotated[str, typer.Argument(help="Part of a name, old names included.")],
     command: Annotated[str, typer.Option(help="sft, pt, rlhf, or 'megatron sft' and so on.")] = "sft",

@@ -54,7 +54,7 @@ class Cluster(StrictModel):
     ssh_conn_id: str | None = Field(
         default=None, min_length=1, description="connection of nodes that name none; {host} stands for the host"
     )
-    nodes: list[Node] = Field(default_factory=list, min_length=1)
+    nodes: list[Node] = Field(default_factory=list)
     device: Literal["gpu", "cpu"] = "gpu"
     python: AbsolutePath = Field(description="interpreter of the training environment, the same path on each node")
     workdir: AbsolutePath = Field(
@@ -116,7 +116,9 @@ class Cluster(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _labels_are_no_names(self) -> Self:
+    def _some_train(self) -> Self:
+        if not self.nodes:
+            raise ValueError("nodes: is missing; add it, or a hostfile")
         names = {node.name for node in self.nodes}
         both = sorted({label for node in self.nodes for label in node.labels if label in names})
         if both:
