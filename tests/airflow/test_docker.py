@@ -1,4 +1,4 @@
-"""A container on a real node, with a recorder in place of ``docker``: what it is called with, and how a stop gets there."""
+"""A container on a real node, with a recorder in place of ``docker``: how it is called, and how a stop gets there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ RECORDER = """\
 import json, os, signal, sys
 out = os.path.join({folder!r}, os.environ["NODE_RANK"])
 with open(out + ".tmp", "w") as stream:
-    json.dump([[os.fsencode(word).hex() for word in sys.argv], {{k.hex(): v.hex() for k, v in os.environb.items()}}], stream)
+    environment = {{name.hex(): value.hex() for name, value in os.environb.items()}}
+    json.dump([[os.fsencode(word).hex() for word in sys.argv], environment], stream)
 os.rename(out + ".tmp", out)
 def end(number, frame):
     open(out + ".signal", "w").write(str(number))

@@ -46,8 +46,8 @@ class Host:
 def parse_hostfile(text: str) -> list[Host]:
     """The entries of a hostfile, in its order.
 
-    A line counts when it matches ``^(\\S+)\\s+slots=(\\d+)`` once its ends are stripped; what follows is ignored, and so
-    are blank lines and lines that begin with ``#``.
+    A line counts when it matches ``^(\\S+)\\s+slots=(\\d+)`` once its ends are stripped; what follows is ignored, and
+    so are blank lines and lines that begin with ``#``.
 
     Raises:
         ValueError: with every bad line and its number.

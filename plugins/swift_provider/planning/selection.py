@@ -23,21 +23,23 @@ def select_nodes(cluster: Cluster, include: Any = None, exclude: Any = None) -> 
             many slots, if one is left.
     """
     faults: list[Fault] = []
-    wanted = _resolve(cluster, include, "nodes", faults)
-    unwanted = _resolve(cluster, exclude, "exclude", faults)
+    narrowed: set[str] = set()
+    wanted = _resolve(cluster, include, "nodes", faults, narrowed)
+    unwanted = _resolve(cluster, exclude, "exclude", faults, set())
     if not include:
         wanted = {node.name: set(_slots(node)) for node in cluster.nodes if not node.spare}
     if faults:
         return [node for node in cluster.nodes if not node.spare], faults
     left = {name: slots - unwanted.get(name, set()) for name, slots in wanted.items()}
     _fill_in(cluster, left, unwanted)
-    chosen = [_narrow(node, left[node.name]) for node in cluster.nodes if left.get(node.name)]
+    chosen = [_narrow(node, left[node.name], node.name in narrowed) for node in cluster.nodes if left.get(node.name)]
     if not chosen:
         faults.append(Fault("run parameters", "exclude", f"leaves no node (got {shorten(exclude)}); exclude fewer"))
     return chosen, faults
 
 
-def _resolve(cluster: Cluster, entries: Any, key: str, faults: list[Fault]) -> _Slots:
+def _resolve(cluster: Cluster, entries: Any, key: str, faults: list[Fault], narrowed: set[str]) -> _Slots:
+    """The slots that are meant; the nodes of which some were named by number are added to ``narrowed``."""
     if not entries:
         return {}
     if not isinstance(entries, str) and not (
@@ -61,6 +63,8 @@ def _resolve(cluster: Cluster, entries: Any, key: str, faults: list[Fault]) -> _
             if wrong:
                 problem = f"{node.name} has no slot {', '.join(map(str, wrong))}; it has {', '.join(map(str, there))}"
                 faults.append(Fault("run parameters", key, problem))
+            if pick.slots is not None:
+                narrowed.add(node.name)
             found.setdefault(node.name, set()).update(there if pick.slots is None else pick.slots)
     return found
 
@@ -93,8 +97,8 @@ def _fill_in(cluster: Cluster, left: _Slots, unwanted: _Slots) -> None:
             left[spare.name] = set(_slots(spare))
 
 
-def _narrow(node: Node, slots: set[int]) -> Node:
-    """``node`` with these slots alone; all of them is the node as it is written."""
-    if slots == set(_slots(node)):
+def _narrow(node: Node, slots: set[int], named: bool) -> Node:
+    """``node`` with these slots alone. Slots that were ``named`` are leased by GPU, even if they are all there are."""
+    if not named and slots == set(_slots(node)):
         return node
     return node.model_copy(update={"gpus": sorted(slots), "slots": len(slots)})
