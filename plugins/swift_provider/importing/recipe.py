@@ -246,6 +246,7 @@ def _tell_paths(args: dict[str, Any], result: Imported) -> None:
     for key in ("model", "dataset", "val_dataset", "adapters", "ref_model", "reward_model", "external_plugins"):
         value = args.get(key)
         for item in value if isinstance(value, list) else [value]:
-            relative = isinstance(item, str) and not item.startswith(("/", "oss://"))
-            if relative and (item.startswith(("./", "../", "~")) or _DATA_FILE.search(item)):
+            if not isinstance(item, str) or item.startswith(("/", "oss://")):
+                continue
+            if item.startswith(("./", "../", "~")) or _DATA_FILE.search(item):
                 result.faults.append(f"--{key} {item}: write the absolute path that it has on the nodes")

@@ -116,7 +116,8 @@ def params_of(recipe: Recipe) -> tuple[RunParam, ...]:
         ConfigError: an overridable argument is none of ms-swift's, or is the plan's own.
     """
     known = arguments_of(recipe.swift.command)
-    faults, more = [], []
+    faults: list[Fault] = []
+    more: list[RunParam] = []
     for index, name in enumerate(recipe.overridable):
         problem = _not_overridable(recipe, name, known)
         if problem:
