@@ -14,6 +14,7 @@ import pytest
 from local.airflow import AirflowClient
 from local.laptop import Laptop
 from local.processes import descendants_marked
+from tests.e2e.faults import write_configs
 from trainer.process import node_key
 from trainer.protocol import MARKER
 
@@ -22,8 +23,12 @@ ENDED = {"success", "failed"}
 
 @pytest.fixture(scope="session")
 def laptop() -> Iterator[Laptop]:
-    with tempfile.TemporaryDirectory(prefix="swift-e2e-", ignore_cleanup_errors=True) as folder:
-        laptop = Laptop(Path(folder))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="swift-e2e-", ignore_cleanup_errors=True) as folder,
+    ):
+        laptop = Laptop(Path(folder), config_dir=write_configs(Path(folder)))
+        patch.setenv("SWIFT_RETRY_DELAY_S", "4")
         try:
             laptop.start_servers()
             laptop.put_inputs()
@@ -40,7 +45,7 @@ def keep_logs(laptop: Laptop) -> None:
     if wanted:
         import shutil
 
-        for source in [*laptop.folder.glob("airflow/*.out"), *laptop.folder.glob("nodes/*/workdir/jobs/*/log")]:
+        for source in [*laptop.folder.glob("airflow/*.out"), *laptop.folder.glob("nodes/*/*/jobs/*/log")]:
             target = Path(wanted) / str(source.relative_to(laptop.folder)).replace("/", "-")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
