@@ -86,7 +86,7 @@ class Gang:
             GangStartFailed: a node could not prepare or start its job.
             NodeLost: a node's supervisor died between the two phases.
             DeadlineExceeded: ``max_runtime`` was over before the training began.
-            TrainingStopped: a user has cancelled this try of the task.
+            TrainingStopped: a user has cancelled this try of the task, or stopped its job on a node.
             TrainingError: a node did not answer.
         """
         requests = {
@@ -221,8 +221,11 @@ def _start_failure(replies: Mapping[str, StartReply], errors: Mapping[str, Train
 
 
 def _commit_failure(states: list[JobState]) -> type[TrainingError]:
-    if any(state.stop_reason == StopReason.DEADLINE for state in states):
+    reasons = {state.stop_reason for state in states}
+    if StopReason.DEADLINE in reasons:
         return DeadlineExceeded
+    if StopReason.REQUESTED in reasons:  # by hand on a node, between the two phases
+        return TrainingStopped
     return NodeLost if any(state.phase == Phase.LOST for state in states) else GangStartFailed
 
 
