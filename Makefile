@@ -5,7 +5,7 @@ KEEP ?=
 PY = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo stop setup test check format lint types contracts unit airflow-tests cluster-tests oss-tests e2e browser bench lock clean
+.PHONY: help demo stop setup test check format lint types contracts unit airflow-tests cluster-tests oss-tests e2e faults soak bench lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,7 +49,15 @@ cluster-tests: ## real sshd on several hosts
 	@$(PY) -m pytest -q tests/cluster
 
 e2e: ## the whole main job through a real Airflow, and its UI in a real browser
-	@$(PY) -m pytest -q tests/e2e tests/browser
+	@$(PY) -m pytest -q tests/e2e/test_main_job.py tests/browser
+
+faults: ## killed parts and cancels of every kind, through a real Airflow; a quarter of an hour on two cores
+	@$(PY) -m pytest -q tests/e2e/test_faults.py
+
+N ?= 200
+SEED ?= 1
+soak: ## N runs with random faults on real nodes, judged from /proc and the nodes' files
+	@$(PY) -m tests.cluster.soak --runs $(N) --seed $(SEED)
 
 bench: ## figures of the docs, each with its peer from the same run
 	@$(PY) -m benchmarks.dag_import && $(PY) -m benchmarks.overhead

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +245,6 @@ class Run:
     client: AirflowClient
     pair: Pair
     run_id: str
-    try_log: dict[int, str] = field(default_factory=dict)
 
     def trigger(self, max_steps: int, step_s: float = 0.1, save_steps: int = 20, **script: Any) -> Run:
         arguments = stand_in.arguments(step_s=step_s, **script)
@@ -266,10 +265,6 @@ class Run:
         """State and try number of the train task."""
         task = self.task()
         return task["state"], task["try_number"]
-
-    def tries(self) -> list[tuple[int, str]]:
-        answer = self.client.get(f"/dags/{DAG}/dagRuns/{self.run_id}/taskInstances/train/tries")
-        return sorted((item["try_number"], item["state"]) for item in answer["task_instances"])
 
     def log(self, try_number: int = 1, task_id: str = "train") -> str:
         return self.client.task_log(DAG, self.run_id, task_id, try_number)

@@ -7,6 +7,7 @@ later; the tests that kill parts of Airflow come last.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import Counter
@@ -203,15 +204,6 @@ def test_a_run_that_waits_for_a_busy_node_has_made_no_attempt(early: Early) -> N
     assert pair.is_empty()
 
 
-def test_a_run_that_lost_a_rank_and_a_supervisor_has_ended_well(early: Early) -> None:
-    run = early.broken
-    run.wait_for_end()
-    assert run.train() == ("success", 3)
-    assert run.generations() == {"node1": [1, 2, 3], "node2": [1, 2, 3]}
-    assert run.steps()[-1] == 500
-    assert run.pair.is_empty()
-
-
 # -- a task process that dies -----------------------------------------------------------------------------------------
 
 
@@ -244,20 +236,20 @@ def wait_for_start(run: Run) -> dict[str, Any]:
 # -- what users do ----------------------------------------------------------------------------------------------------
 
 
-def test_a_cleared_training_ends_and_starts_again_from_its_checkpoint(new_run: Callable[..., Run]) -> None:
-    run = new_run("stand-in", "cleared").trigger(max_steps=150)
+@pytest.fixture(scope="module")
+def cleared(new_run: Callable[..., Run]) -> Run:
+    return new_run("stand-in", "cleared").trigger(max_steps=200)
+
+
+def test_a_cleared_training_ends_and_starts_again_from_its_checkpoint(cleared: Run) -> None:
+    run = cleared
     old = run.wait_for_gang(1, step=25)
     run.wait_until_followed()
     run.clear()
     new = run.wait_for_gang(2)
     assert not {pid for pids in old.values() for pid in pids} & {pid for pids in new.values() for pid in pids}
-    run.wait_for_end()
-    assert run.train() == ("success", 2)
-    assert run.generations() == {"node1": [1, 2], "node2": [1, 2]}
     first, second = run.segments()
     assert 1 < second[0] <= first[1] + 1
-    assert second[1] == 150
-    assert run.pair.is_empty()
 
 
 @pytest.fixture(scope="module")
@@ -316,20 +308,37 @@ def test_a_cancel_while_the_next_try_is_awaited_is_the_end(chain: Run) -> None:
     assert chain.generations() == {"node1": [1, 2, 3, 4], "node2": [1, 2, 3, 4]}
 
 
-@pytest.mark.parametrize("what", ["task", "run"])
-def test_a_cancel_while_one_node_is_prepared_and_the_other_is_not(chain: Run, what: str) -> None:
-    generation = chain.generations()["node1"][-1] + 1
-    with chain.pair.starts_are_blocked("node2"):
-        chain.clear()
-        until(lambda: chain.pair.supervisors()["node1"], 60, chain.tell)
-        assert faults.phases({"node1": chain.pair.state("node1", chain.job(generation))}) == {"node1": Phase.PREPARING}
-        number = chain.train()[1]
-        (chain.mark if what == "task" else chain.mark_run)("failed")
-        until(lambda: not chain.pair.supervisors()["node1"], 20, chain.tell)
-        time.sleep(1)
-    chain.wait_for_end("failed")
-    stays(chain.pair.is_empty, 8, chain.tell)
-    assert chain.train() == ("failed", number)
+def test_runs_that_were_hit_earlier_have_ended_well(early: Early, cleared: Run) -> None:
+    for run, tries, last in ((early.broken, 3, 500), (cleared, 2, 200)):
+        run.wait_for_end()
+        assert run.train() == ("success", tries)
+        every = list(range(1, tries + 1))
+        assert run.generations() == {"node1": every, "node2": every}
+        assert len(run.segments()) == tries
+        assert run.steps()[-1] == last
+        assert run.pair.is_empty()
+
+
+def test_a_cancel_while_one_node_is_prepared_and_the_other_is_not(new_run: Callable[..., Run]) -> None:
+    """Of one run the task is marked, of the other the run; their second nodes let no start through until later."""
+    runs = [new_run(pair, f"half-{pair}").trigger(max_steps=100_000) for pair in ("stand-in", "stand-in-4")]
+    with contextlib.ExitStack() as blocks:
+        for run in runs:
+            blocks.enter_context(run.pair.starts_are_blocked("node2"))
+        for run, mark in zip(runs, (runs[0].mark, runs[1].mark_run), strict=True):
+            until(lambda run=run: run.pair.supervisors()["node1"], 90, run.tell)
+            until(lambda run=run: run.pair.state("node1", run.job()), 10, run.tell)
+            assert faults.phases({node: run.pair.state(node, run.job()) for node in NODES}) == {
+                "node1": Phase.PREPARING,
+                "node2": Phase.ABSENT,
+            }
+            mark("failed")
+            seconds = until(lambda run=run: not run.pair.supervisors()["node1"], promised(10), run.tell)
+            note(f"the prepared node was free {seconds:.1f} s after the user's word")
+    for run in runs:
+        run.wait_for_end("failed")
+        assert run.train() == ("failed", 1)
+    stays(lambda: all(run.pair.is_empty() for run in runs), 8, runs[0].tell)
 
 
 # -- parts of Airflow that die ----------------------------------------------------------------------------------------
@@ -349,7 +358,7 @@ class Long:
 
 @pytest.fixture(scope="module")
 def long(new_run: Callable[..., Run]) -> Long:
-    steps = 1500
+    steps = 1250
     run = new_run("stand-in-2", "long").trigger(max_steps=steps, save_steps=500)
     supervisors = run.wait_for_gang()
     run.wait_until_followed()
