@@ -20,7 +20,7 @@ from swift_provider.planning.launch import job_spec
 from tests.cluster.sites import Site, until
 from trainer.protocol import Owner, Phase
 
-SECONDS, TURNS = 30.0, 2
+SECONDS, TURNS = 20.0, 4
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -64,6 +64,10 @@ def memory_of(pid: int) -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
+def fast(times: list[float]) -> float:
+    return statistics.quantiles(times, n=10)[0]
+
+
 def supervisor() -> list[Row]:
     with loopback(1) as site:
         run_program(site, (Path(__file__).parent / "torch_loop.py").read_text())
@@ -77,7 +81,13 @@ def supervisor() -> list[Row]:
     note = f"{TURNS} x {SECONDS:g} s by turns, {len(ours)} and {len(peer)} steps; peer: torchrun by itself"
     return [
         Row("time of a step, median", 1000 * statistics.median(ours), 1000 * statistics.median(peer), "ms", note),
-        Row("time of a step, mean", 1000 * statistics.mean(ours), 1000 * statistics.mean(peer), "ms", "same"),
+        Row(
+            "time of a step, fastest tenth",
+            1000 * fast(ours),
+            1000 * fast(peer),
+            "ms",
+            "what a busy machine moves least",
+        ),
         Row("supervisor's processor", max(shares), None, "% core", "the larger of the turns"),
         Row("supervisor's resident memory", max(memories), None, "MB", "the larger of the turns"),
     ]
