@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +48,7 @@ def run_cases(module: str, cases: Mapping[str, Case], description: str) -> int:
     if unknown:
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(cases)}")
     command = f"python -m {module} {' '.join(options.case)}".strip()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
     rows = {name: cases[name]() for name in options.case or cases}
     if options.json:
         report = {"command": command, "machine": machine(), "measured_at": time.time()}
