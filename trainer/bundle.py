@@ -9,7 +9,22 @@ import os
 import zipfile
 from typing import Iterator, Tuple
 
-_MAIN = b"import sys\n\nfrom trainer.cli import main\n\nsys.exit(main())\n"
+_MAIN = b"""import os
+import sys
+
+archive = sys.path[0]
+compiled = f"{archive}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
+if os.path.isfile(compiled):
+    sys.path.insert(0, compiled)
+else:
+    from trainer.compiled import write_compiled
+
+    write_compiled(archive, compiled)
+
+from trainer.cli import main
+
+sys.exit(main())
+"""
 _STAMP = (1980, 1, 1, 0, 0, 0)  # the oldest that a zip can hold: equal sources give equal bytes
 
 

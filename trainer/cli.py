@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Dict, List, Tuple
+from typing import Dict, Tuple
 
 from trainer import protocol
 
@@ -52,13 +52,8 @@ def describe(verb: str, error: BaseException) -> str:
 
 def main() -> int:
     """Run one verb; the exit status is 0 when the reply on stdout is the answer."""
-    arguments: List[str] = sys.argv[1:]
-    verb = arguments[0] if arguments else ""
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        if verb == "_supervise":
-            from trainer.supervise import supervise
-
-            return supervise(*arguments[1:])
         reply = answer(verb, sys.stdin.buffer.read().decode("utf-8"))
     except Exception as error:
         sys.stderr.write(describe(verb or "trainer", error) + "\n")

@@ -7,43 +7,27 @@ import os
 import select
 import signal
 import sys
-from typing import Collection, Dict, List, NoReturn, Sequence
+from typing import Callable, Collection, NoReturn
 
 from trainer.files import PRIVATE_FILE
 from trainer.protocol import MARKER
 
 
-def agent_command(*arguments: str) -> List[str]:
-    """The command that runs this very agent again, from its zipapp or from a source folder."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if os.path.isfile(root):  # trainer.pyz/trainer/detach.py
-        return [sys.executable, "-I", root, *arguments]
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from trainer.cli import main; sys.exit(main())"
-    return [sys.executable, "-I", "-c", code, root, *arguments]
+def spawn_detached(body: Callable[[], int], stderr: str, keep: Collection[int], limit_s: int) -> None:
+    """Run ``body`` in a daemon with its output appended to the file ``stderr`` and only ``keep`` left open.
 
-
-def agent_environment() -> Dict[str, str]:
-    """The environment for a supervisor: this one, without what belongs to the SSH session or to another job."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SSH_") and name != MARKER}
-
-
-def spawn_detached(
-    command: Sequence[str], environment: Dict[str, str], stderr: str, keep: Collection[int], limit_s: int
-) -> None:
-    """Run ``command`` as a daemon with its output appended to the file ``stderr`` and only ``keep`` left open.
-
-    The kernel ends it after ``limit_s`` seconds unless it calls ``signal.alarm(0)`` before. Returns when the daemon has
-    been forked; whether its ``exec`` succeeded is told by the descriptors in ``keep``.
+    The daemon is a fork of this process: a second start of Python would cost each node more processor time than all
+    the rest of a start. ``body`` returns the exit status. The kernel ends the daemon after ``limit_s`` seconds unless
+    it calls ``signal.alarm(0)`` before. Returns when the daemon has been forked.
     """
     pid = os.fork()
     if pid == 0:
-        _become_daemon(command, environment, stderr, keep, limit_s)
+        _become_daemon(body, stderr, keep, limit_s)
     os.waitpid(pid, 0)
 
 
-def _become_daemon(
-    command: Sequence[str], environment: Dict[str, str], stderr: str, keep: Collection[int], limit_s: int
-) -> NoReturn:
+def _become_daemon(body: Callable[[], int], stderr: str, keep: Collection[int], limit_s: int) -> NoReturn:
+    status = 70
     try:
         os.setsid()
         if os.fork():
@@ -58,14 +42,16 @@ def _become_daemon(
             if descriptor > 2 and descriptor not in keep:
                 with contextlib.suppress(OSError):  # the listing's own descriptor is gone already
                     os.close(descriptor)
-        for descriptor in keep:
-            os.set_inheritable(descriptor, True)
+        for name in [name for name in os.environ if name.startswith("SSH_") or name == MARKER]:
+            del os.environ[name]  # they belong to the SSH session, or to another job
+        sys.stdout = sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(limit_s)
-        os.execve(command[0], list(command), environment)  # noqa: S606 - a shell is what we avoid
+        status = body()
     except BaseException as error:
-        os.write(2, f"cannot start the supervisor: {error!r}\n".encode())
+        os.write(2, f"the supervisor broke down: {error!r}\n".encode())
     finally:
-        os._exit(70)
+        os._exit(status)
 
 
 def read_all(descriptor: int, timeout_s: float) -> bytes:

@@ -10,7 +10,7 @@ import time
 from typing import Dict, List
 
 from trainer import cancelled, process, records
-from trainer.detach import agent_command, agent_environment, read_all, spawn_detached
+from trainer.detach import read_all, spawn_detached
 from trainer.files import locked, remove_quietly, write_atomic
 from trainer.jobs import processes_of, proven_state
 from trainer.launch import refuse_nonsense
@@ -110,11 +110,16 @@ def _spawn(node: NodePaths, job: JobPaths, locks: List[int], hold_s: float) -> s
     It inherits the locks: the lease until the job's end, and the start lock until the job is on record, so that no
     stop and no other start misses it, even when this process is killed.
     """
+    from trainer.supervise import supervise  # not needed by the other verb of this module
+
     reader, writer = os.pipe()
     try:
-        numbers = ",".join(map(str, (writer, *locks)))
-        command = agent_command("_supervise", node.workdir, job.job_id, numbers, repr(hold_s))
-        spawn_detached(command, agent_environment(), job.supervisor_log, (writer, *locks), READY_S)
+        turn, *lease = locks
+
+        def body() -> int:
+            return supervise(node, job, ready=writer, turn=turn, lease=lease, hold_s=hold_s)
+
+        spawn_detached(body, job.supervisor_log, (writer, *locks), READY_S)
         os.close(writer)
         writer = -1
         answer = read_all(reader, READY_S).decode("utf-8", "replace")

@@ -6,26 +6,30 @@ import contextlib
 import os
 import signal
 import time
-from typing import List
+from typing import Sequence
 
-from trainer import records
+from trainer import process, records
 from trainer.complaints import say
-from trainer.paths import NodePaths
+from trainer.paths import JobPaths, NodePaths
 from trainer.supervisor import Supervisor
 
+NAME = "swift-job"  # of a supervisor, in the output of ps and top
 
-def supervise(workdir: str, job_id: str, descriptors: str, hold: str) -> int:
-    """Supervise one job.
 
-    ``descriptors`` are the pipe to whoever started this process, the locked start lock, and the locks of the lease;
-    ``hold`` the seconds to wait for the word to start (0: none is needed). All are the text of numbers.
+def supervise(node: NodePaths, job: JobPaths, *, ready: int, turn: int, lease: Sequence[int], hold_s: float) -> int:
+    """Supervise one job; returns the exit status of this process.
+
+    Args:
+        node: of the job.
+        job: its spec is there.
+        ready: the pipe to whoever started this process.
+        turn: the locked start lock.
+        lease: the locks of the lease.
+        hold_s: seconds to wait for the word to start (0: none is needed).
     """
-    ready, turn, *lease = [int(number) for number in descriptors.split(",")]
-    hold_s = float(hold)
-    for descriptor in (ready, turn, *lease):
-        os.set_inheritable(descriptor, False)
+    process.set_name(NAME)
     try:
-        supervisor = _begin(workdir, job_id, lease, at_once=hold_s <= 0)
+        supervisor = _begin(node, job, lease, at_once=hold_s <= 0)
     except Exception as error:
         _answer(ready, f"cannot start the training: {error}")
         return 1
@@ -40,14 +44,12 @@ def supervise(workdir: str, job_id: str, descriptors: str, hold: str) -> int:
     return 0
 
 
-def _begin(workdir: str, job_id: str, lease: List[int], at_once: bool) -> Supervisor:
+def _begin(node: NodePaths, job: JobPaths, lease: Sequence[int], at_once: bool) -> Supervisor:
     """A supervisor whose job is prepared, or runs.
 
     Raises:
         Exception: it cannot start; lease and port are free and no state is left behind.
     """
-    node = NodePaths(workdir)
-    job = node.job(job_id)
     spec = records.read_spec(job)
     if spec is None:
         raise FileNotFoundError(f"{job.spec} is missing or unreadable")

@@ -26,6 +26,7 @@ from trainer.protocol import Holder, Identity, JobSpec, JobState, Phase, StopRea
 from trainer.ranks import RankWatch
 
 TICK_S = 0.25  # longest sleep; the end of a child or of a rank and a signal wake it at once
+HOLD_TICK_S = 0.03  # the same while a prepared job waits for the word to start, which may come as a file alone
 KILL_TICK_S = 0.02
 STATE_S = 1.0  # between two writes of state.json
 SCAN_S = 2.0  # between two looks at the process tree; at the beginning, when the tree grows, more often
@@ -109,7 +110,7 @@ class Supervisor:
                 return True
             if now >= self._next_state:
                 self._write_state()
-            self._sleep()
+            self._sleep(HOLD_TICK_S)
 
     def remove_stale_build_locks(self) -> None:
         """Without this a training that builds would wait for a lock that nobody will ever remove."""
@@ -156,7 +157,7 @@ class Supervisor:
     def follow(self) -> None:
         """Run until no process of the job is left, that is, until the node may be given to another job."""
         while True:
-            self._sleep()
+            self._sleep(KILL_TICK_S if self._kill_at is not None else TICK_S)
             self._ranks.check()
             if self._reap():
                 break
@@ -173,8 +174,8 @@ class Supervisor:
         )
         self._state.killed = len(self._killed) + killed
 
-    def _sleep(self) -> None:
-        self._poll.poll(1000 * (KILL_TICK_S if self._kill_at is not None else TICK_S))
+    def _sleep(self, longest_s: float) -> None:
+        self._poll.poll(1000 * longest_s)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeups, 4096)
 

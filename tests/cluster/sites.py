@@ -32,6 +32,7 @@ from tests.cluster import stand_in
 from trainer import protocol
 from trainer.process import is_alive, node_key
 from trainer.protocol import MARKER, JobState, Owner, Phase
+from trainer.supervise import NAME
 
 T = TypeVar("T")
 
@@ -191,14 +192,15 @@ class Site:
         everybody = (
             self.cluster[name].processes() if self.cluster else [int(p.name) for p in Path("/proc").glob("[0-9]*")]
         )
-        wanted = [b"_supervise", os.path.realpath(self.workdirs[name]).encode()]
-        found = []
-        for pid in everybody:
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if all(word in words for word in wanted):
-                    found.append(pid)
-        return found
+        return [pid for pid in everybody if is_supervisor(pid, os.path.realpath(self.workdirs[name]))]
+
+
+def is_supervisor(pid: int, workdir: str) -> bool:
+    """Whether a process is the supervisor of a job in this work folder, by its name and the log that it writes."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == NAME:
+            return str(Path(f"/proc/{pid}/fd/2").readlink()).startswith(f"{workdir}/jobs/")
+    return False
 
 
 def kill(pid: int, number: int) -> None:

@@ -29,6 +29,7 @@ from local.laptop import PROJECT, Laptop
 from local.processes import end_group, free_port
 from swift_provider.planning.names import job_id, run_key
 from tests.cluster import stand_in
+from tests.cluster.sites import is_supervisor
 from trainer.process import all_pids, node_key, read_environ
 from trainer.protocol import MARKER, JobSpec, JobState, Owner, Phase, StartReply, StartRequest, dumps, loads
 
@@ -166,9 +167,8 @@ class Pair:
         """node → pids of the supervisors that live there."""
         found: dict[str, list[int]] = {node: [] for node in NODES}
         for pid in all_pids():
-            words = command_line(pid)
             for node in NODES:
-                if "_supervise" in words and str(self.workdir(node)) in words:
+                if is_supervisor(pid, os.path.realpath(self.workdir(node))):
                     found[node].append(pid)
         return found
 

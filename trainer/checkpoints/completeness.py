@@ -50,8 +50,8 @@ def _judge_trainer(files: Files, step: int) -> Judgement:
     finished = not found
     which = weights.kind(files)
     form = next((form for form in _STATES if form.matches(files)), None)
-    if which is None and form is None:
-        found.append(Finding("no weights and no optimizer state were found"))
+    if which is None:  # even where shards hold the model, its config.json or adapter_config.json is beside them
+        found.append(Finding("no weights were found" if form else "no weights and no optimizer state were found"))
     if which is not None and _weights_are_wanted(files, which, form):
         found += weights.check(files, which)
     world = 0

@@ -171,6 +171,22 @@ class NodeSession:
         except (OSError, asyncssh.Error) as error:
             raise NodeUnreachable(f"{self.name}: the connection was lost ({error})") from None
 
+    async def touch(self, path: str) -> None:
+        """Makes an empty file; the folder must be there.
+
+        Raises:
+            AgentFailed: the node refuses.
+            NodeUnreachable: the connection could not be made or was lost.
+        """
+        sftp = await self.sftp()
+        try:
+            async with sftp.open(path, "ab", asyncssh.SFTPAttrs(permissions=0o600)):
+                pass
+        except asyncssh.SFTPError as error:
+            raise AgentFailed(f"{self.name}: cannot write {path}: {error.reason}") from None
+        except (OSError, asyncssh.Error) as error:
+            raise NodeUnreachable(f"{self.name}: the connection was lost ({error})") from None
+
     async def read(self, path: str, offset: int = 0, size: int = -1) -> bytes | None:
         """Bytes of a file from ``offset`` on, at most ``size`` of them; ``None`` if there is no such file.
 

@@ -16,10 +16,11 @@ from swift_provider.exceptions import (
     TrainingError,
     TrainingStopped,
 )
+from swift_provider.hooks.commit import commit_by_file
 from swift_provider.operators.checkpoints import gather_checkpoints
 from swift_provider.planning.gang import START_FAILED, GangHandle, describe_end
 from swift_provider.planning.launch import Resume, job_spec
-from swift_provider.planning.plan import LaunchPlan
+from swift_provider.planning.plan import LaunchPlan, NodePlan
 from trainer.protocol import (
     CommitReply,
     CommitRequest,
@@ -129,12 +130,7 @@ class Gang:
         if prepared and over:
             await self.stop(job_id, START_FAILED)
             raise GangStartFailed("a part had ended before all were prepared: " + "; ".join(over))
-        requests = {
-            node.name: CommitRequest(workdir=node.workdir, job_id=job_id)
-            for node in self.plan.nodes
-            if node.name in prepared
-        }
-        replies, errors = await self.group.call_each("commit", requests, CommitReply)
+        replies, errors = await self._say_go(job_id, [node for node in self.plan.nodes if node.name in prepared])
         refused = [f"{name}: {reply.error}" for name, reply in replies.items() if reply.error]
         lost = [str(error) for error in errors.values()]
         if refused or lost:
@@ -145,6 +141,18 @@ class Gang:
         if prepared:
             log.info("every node is prepared: job %s starts", job_id)
         return {name: reply.state for name, reply in replies.items()}
+
+    async def _say_go(
+        self, job_id: str, nodes: list[NodePlan]
+    ) -> tuple[dict[str, CommitReply], dict[str, TrainingError]]:
+        sessions = self.group.sessions
+        quick = await asyncio.gather(*(commit_by_file(sessions[node.name], job_id) for node in nodes))
+        replies = {node.name: reply for node, reply in zip(nodes, quick, strict=True) if reply is not None}
+        requests = {
+            node.name: CommitRequest(workdir=node.workdir, job_id=job_id) for node in nodes if node.name not in replies
+        }
+        more, errors = await self.group.call_each("commit", requests, CommitReply)
+        return replies | more, errors
 
     def _older_generations(self, replies: Mapping[str, StartReply], handle: GangHandle) -> set[str]:
         """Jobs of this same run that still hold a node: a newer generation ends them first."""

@@ -65,6 +65,14 @@ def test_fewer_files_never_make_a_checkpoint_more_complete(tmp_path_factory, dat
     assert (verdict.verdict == Verdict.COMPLETE) <= (needed - kept <= {"args.json"})
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_incomplete_without_its_weights_and_what_recorded_them(tmp_path, name):
+    files, _ = LAYOUTS[name]
+    traces = {path for path in files if path.startswith(("adapter_", "model", "config.json", "args.json"))}
+    if name != "megatron":
+        assert judge(without(scan(tmp_path, files), *traces)).verdict == Verdict.INCOMPLETE
+
+
 def test_what_a_kill_during_a_save_leaves_is_incomplete(tmp_path):
     """All shards at full size, an empty ``latest``; no rng state, scheduler or trainer state: seen on real runs."""
     config = {"deepspeed": {"zero_optimization": {"stage": 2}}}
