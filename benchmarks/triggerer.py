@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.harness import Row, run_cases
 from benchmarks.nodes import cpu_seconds
+from swift_provider.triggers.collector import spare_the_event_loop
 from swift_provider.triggers.follower import GangFollower
 from trainer import protocol
 from trainer.process import identify
@@ -138,6 +139,7 @@ async def measure(work: list[Coroutine[Any, Any, None]], polls: list[int]) -> tu
 
 def follow() -> list[Row]:
     before, found = full_collection(), []
+    spare_the_event_loop()
     for runner, count in ((one_run, RUNS), (naive, RUNS * NODES)):
         polls: list[int] = []
         found.append(asyncio.run(measure([runner(polls) for _ in range(count)], polls)))

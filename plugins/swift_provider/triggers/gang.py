@@ -16,6 +16,7 @@ from swift_provider.hooks.cancel import cancel_once, cancel_until_heard
 from swift_provider.hooks.nodes import NodesHook
 from swift_provider.planning.gang import cancel_reason
 from swift_provider.planning.plan import NodePlan
+from swift_provider.triggers.collector import spare_the_event_loop
 from swift_provider.triggers.follower import GangFollower
 from trainer import protocol
 from trainer.protocol import Owner
@@ -79,6 +80,7 @@ class GangTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yields exactly one event."""
         started = time.monotonic()
+        spare_the_event_loop()
         # Connections are looked up first: the first lookup of a triggerer takes seconds, too long inside on_kill.
         group = await self._hook().agroup()
         offsets = ((await self._last_progress()) or {}).get("log_offsets") or {}
