@@ -11,9 +11,10 @@ _said: Set[str] = set()
 
 
 def say(text: str) -> None:
-    """One line with the time for the supervisor's own log."""
+    """One line with the time for the supervisor's own log; lost where the disk is full."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(stamp, text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the supervisor's log
+    with contextlib.suppress(OSError):
+        print(stamp, text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the supervisor's log
 
 
 @contextlib.contextmanager

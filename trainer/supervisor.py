@@ -8,6 +8,7 @@ process that writes to the log, so that "the supervisor is gone" and "nobody tra
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -51,6 +52,8 @@ class Supervisor:
     def __init__(self, node: NodePaths, job: JobPaths, spec: JobSpec) -> None:
         self._node, self._job, self._spec = node, job, spec
         now = time.time()
+        # On the monotonic clock from here on: whoever sets the node's clock moves no end of a training.
+        self._deadline = math.inf if spec.deadline is None else time.monotonic() + spec.deadline - now
         self._state = JobState(
             job_id=spec.job_id,
             phase=Phase.PREPARING,
@@ -230,7 +233,7 @@ class Supervisor:
             intent = records.read_stop(self._job) or records.StopIntent(StopReason.SIGNAL)
             grace = self._spec.grace_s if intent.grace_s is None else intent.grace_s
             self._stop = Stop(intent.reason if self._stop is None else self._stop.reason, grace)
-        elif self._stop is None and self._spec.deadline is not None and time.time() >= self._spec.deadline:
+        elif self._stop is None and now >= self._deadline:
             self._stop = Stop(StopReason.DEADLINE, self._spec.grace_s)
         elif self._stop is None and self._rank_is_missed(now):
             self._stop = Stop(StopReason.RANK_FAILED, RANK_GRACE_S)

@@ -190,6 +190,22 @@ def test_the_deadline_is_the_supervisors_own(node):
     assert (state.phase, state.stop_reason) == (Phase.KILLED, StopReason.DEADLINE)
 
 
+@pytest.mark.parametrize("hours", [-2, 2], ids=["back", "forward"])
+def test_a_clock_that_is_set_while_the_job_runs_moves_no_deadline(node, monkeypatch, hours):
+    real, began = time.time, time.time()
+    # The supervisor is a fork of this process, and so has this clock.
+    monkeypatch.setattr(time, "time", lambda: real() + (3600 * hours if real() > began + 1 else 0))
+    node.start("print(1)\n" + SLEEP, deadline=began + 4, grace_s=1)
+    node.until(lambda: abs(node.state().updated_at - real()) > 3000)
+    first = node.state().heartbeat
+    node.until(lambda: node.state().heartbeat > first)
+    if real() < began + 3:
+        assert node.state().phase == Phase.RUNNING
+    state = node.wait()
+    assert (state.phase, state.stop_reason) == (Phase.KILLED, StopReason.DEADLINE)
+    assert 3.5 < real() - began < 15
+
+
 DIES = "import os, time; time.sleep(1); "
 SLOW = {
     "killed rank": launcher(SLEEP, DIES + "os.kill(os.getpid(), 9)"),
