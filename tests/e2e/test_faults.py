@@ -128,6 +128,7 @@ def test_a_dead_rank_ends_the_gang_within_seconds_and_the_retry_resumes(early: E
     log = run.log(1)
     assert re.search(rf"TrainingFailed: rank killed on node2, rank 1.*: SIGKILL, pid {victim}", log), log[-3000:]
     run.wait_for_gang(2)
+    until(lambda: len(run.segments()) == 2, 60, run.tell)
     first, second = run.segments()
     assert first[0] == 1
     assert second[0] == newest + 1, "resumes behind the newest complete checkpoint"
@@ -150,7 +151,7 @@ def test_a_dead_supervisor_is_a_lost_node_and_its_orphans_are_ended(early: Early
     assert not orphans & run.pair.pids("node2")
     assert "NodeLost: " in run.log(2)
     assert "node2: its supervisor is gone" in run.log(2)
-    assert len(run.segments()) == 3
+    until(lambda: len(run.segments()) == 3, 60, run.tell)
 
 
 # -- a training that is not to be tried again -------------------------------------------------------------------------
@@ -264,6 +265,7 @@ def test_a_cleared_training_ends_and_starts_again_from_its_checkpoint(cleared: R
     run.clear()
     new = run.wait_for_gang(2)
     assert not {pid for pids in old.values() for pid in pids} & {pid for pids in new.values() for pid in pids}
+    until(lambda: len(run.segments()) == 2, 60, run.tell)
     first, second = run.segments()
     assert 1 < second[0] <= first[1] + 1
 
