@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import Connection
 
 from local.nodes import LocalNode, make_key
 from local.processes import end, free_port, spawn, wait_for_port
 from swift_provider.exceptions import AgentFailed, HostKeyUnknown, NodeUnreachable, TrainingError
+from swift_provider.hooks.endpoint import endpoint_of
 from swift_provider.hooks.group import NodeGroup
 from swift_provider.hooks.nodes import NodesHook
 from tests.cluster.sites import Site
@@ -132,7 +134,8 @@ def test_a_verb_that_takes_too_long_is_given_up(site: Site) -> None:
 
 
 def agents(site: Site, name: str = "node1") -> list[Path]:
-    return list((site.folder(name) / "agent").iterdir())
+    """All but the byte code that an agent keeps beside itself."""
+    return [path for path in (site.folder(name) / "agent").iterdir() if ".pyz.cpython-" not in path.name]
 
 
 def test_the_agent_is_shipped_once_and_used_again(site: Site) -> None:
@@ -152,6 +155,14 @@ def test_a_torn_agent_is_replaced(site: Site) -> None:
     agent.write_bytes(agent.read_bytes()[:1000])
     assert not answers(site)[1]
     assert agent.read_bytes() == agent_bundle()[1]
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_byte_code_that_was_torn_is_not_used(site: Site, size: int) -> None:
+    answers(site)
+    [code] = (site.folder("node1") / "agent").glob("*.pyz.cpython-*")
+    code.write_bytes(code.read_bytes()[:size])
+    assert not answers(site)[1]
 
 
 def test_ten_groups_that_ship_at_once_leave_one_whole_agent(site: Site) -> None:
@@ -244,6 +255,51 @@ def test_twelve_logins_get_through_where_sshd_allows_four(site: Site, strict_ssh
     results = site.run(twelve)
     assert [errors for _, errors in results if errors] == []
     assert "MaxStartups" in (tmp_path / "sshd.log").read_text()  # it did drop some
+
+
+# -- a jump host --------------------------------------------------------------------------------------------------
+
+
+def through(site: Site, port: int, **more: Any) -> dict[str, Any]:
+    """Extras that lead through node1's address at ``port``."""
+    first = site.nodes[0]
+    return {"proxy_jump": f"{first.user}@{first.address}:{port}", "proxy_host_key": first.host_key, **more}
+
+
+def test_all_nodes_share_one_login_on_their_jump_host(site: Site, strict_sshd: Any, tmp_path: Path) -> None:
+    """Of more than one login at a time this one refuses every other."""
+    port = strict_sshd(lambda text: text.replace("MaxStartups 100:30:400", "MaxStartups 1:100:1"))
+    for node in site.nodes:
+        site.publish(node.name, extra=through(site, port))
+    plan = site.plan(max_steps=2)
+    job = site.start(plan)
+    wait_for_end(site, job)
+    assert {site.state(node.name, job).exit_code for node in site.nodes} == {0}
+    log = (tmp_path / "sshd.log").read_text()
+    assert "MaxStartups" not in log
+    assert log.count("Accepted publickey") == 2, "one for the start, one for the wait"
+
+
+def test_a_jump_host_with_another_key_is_refused_and_the_extra_named(site: Site, strict_sshd: Any) -> None:
+    port = strict_sshd(lambda text: text)
+    wrong = site.nodes[1].host_key
+    site.publish("node1", extra=through(site, port, proxy_host_key=wrong))
+    error = error_of(site)
+    assert type(error) is HostKeyUnknown
+    assert "node1: jump host" in str(error)
+    assert "proxy_host_key" in str(error)
+
+
+@pytest.mark.parametrize("jump", ["a b", "u@", "host:port", "one,two", "u@h:123456"])
+def test_a_jump_host_that_cannot_be_meant_is_refused(jump: str) -> None:
+    with pytest.raises(ValueError, match="is not user@host:port"):
+        endpoint_of(Connection(conn_id="gpu", conn_type="ssh", host="node", extra=json.dumps({"proxy_jump": jump})))
+
+
+def test_a_proxy_command_is_cut_into_words_before_a_value_comes_in() -> None:
+    extra = json.dumps({"proxy_command": "ssh -W %h:%p 'a jump'"})
+    endpoint = endpoint_of(Connection(conn_id="gpu", conn_type="ssh", host="x -o ProxyCommand=y", port=7, extra=extra))
+    assert endpoint.options["proxy_command"] == ["ssh", "-W", "x -o ProxyCommand=y:7", "a jump"]
 
 
 def test_an_sshd_without_sftp_is_an_error_of_that_node(site: Site, strict_sshd: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +21,23 @@ KEEPALIVE_COUNT = 3
 
 @dataclass(frozen=True)
 class SshEndpoint:
-    """Where and how to log in. ``options`` are keyword arguments of :func:`asyncssh.connect`; the repr hides them."""
+    """Where and how to log in.
+
+    Args:
+        conn_id: of the Airflow connection.
+        host: name or address.
+        port: of its sshd.
+        options: keyword arguments of :func:`asyncssh.connect`; the repr hides them.
+        jump: the host that the way there leads through.
+        key_extra: the connection's extra that holds the public host key.
+    """
 
     conn_id: str
     host: str
     port: int
     options: dict[str, Any] = field(repr=False)
+    jump: SshEndpoint | None = None
+    key_extra: str = "host_key"
 
     @property
     def verifies_host_key(self) -> bool:
@@ -36,7 +50,7 @@ def endpoint_of(connection: Connection) -> SshEndpoint:
 
     Understands the extras of Airflow's SSH provider (``key_file``, ``private_key``, ``private_key_passphrase``,
     ``host_key``, ``no_host_key_check``, ``conn_timeout``) plus ``known_hosts`` and, for nodes behind a jump host, the
-    client's ``proxy_jump`` (``user@host:port``, its key in known_hosts) and ``proxy_command``.
+    client's ``proxy_jump`` (``user@host:port``, its key as ``proxy_host_key`` or in known_hosts) and ``proxy_command``.
 
     Raises:
         ValueError: the connection has no host, or an extra is unusable.
@@ -47,7 +61,7 @@ def endpoint_of(connection: Connection) -> SshEndpoint:
     port = int(connection.port or 22)
     options: dict[str, Any] = {
         "username": connection.login or (),
-        "known_hosts": _known_hosts(extra, connection.host, port, str(connection.conn_id)),
+        "known_hosts": _known_hosts(extra, "host_key", connection.host, port, str(connection.conn_id)),
         "connect_timeout": float(extra.get("conn_timeout") or DEFAULT_CONNECT_TIMEOUT_S),
         "login_timeout": float(extra.get("auth_timeout") or 2 * DEFAULT_CONNECT_TIMEOUT_S),
         "keepalive_interval": KEEPALIVE_S,
@@ -65,25 +79,46 @@ def endpoint_of(connection: Connection) -> SshEndpoint:
     if connection.password:
         options["password"] = connection.password
     if extra.get("proxy_command"):
-        command = str(extra["proxy_command"])
-        for token, value in (("%h", connection.host), ("%p", str(port)), ("%r", connection.login or "")):
-            command = command.replace(token, value)
-        options["proxy_command"] = command
-    if extra.get("proxy_jump"):
-        options["tunnel"] = extra["proxy_jump"]
-    return SshEndpoint(conn_id=str(connection.conn_id), host=connection.host, port=port, options=options)
+        values = {"%h": connection.host, "%p": str(port), "%r": connection.login or ""}
+        options["proxy_command"] = [_fill(word, values) for word in shlex.split(str(extra["proxy_command"]))]
+    jump = _jump(connection, extra, options) if extra.get("proxy_jump") else None
+    return SshEndpoint(conn_id=str(connection.conn_id), host=connection.host, port=port, options=options, jump=jump)
 
 
-def _known_hosts(extra: dict[str, Any], host: str, port: int, conn_id: str) -> Any:
+def _fill(word: str, values: Mapping[str, str]) -> str:
+    for token, value in values.items():
+        word = word.replace(token, value)
+    return word
+
+
+def _jump(connection: Connection, extra: dict[str, Any], options: dict[str, Any]) -> SshEndpoint:
+    """The jump host, with the node's own keys, password and timeouts."""
+    text = str(extra["proxy_jump"])
+    match = re.fullmatch(r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[^\]]+\]|[^@:\s,]+)(?::(?P<port>\d{1,5}))?", text)
+    if match is None:
+        raise ValueError(
+            f"connection {connection.conn_id!r}: extra proxy_jump {text!r} is not user@host:port; for several jumps "
+            "in a row use proxy_command"
+        )
+    host, port = match["host"].strip("[]"), int(match["port"] or 22)
+    known = _known_hosts(extra, "proxy_host_key", host, port, str(connection.conn_id))
+    own = {name: value for name, value in options.items() if name != "proxy_command"} | {"known_hosts": known}
+    if match["user"]:
+        own["username"] = match["user"]
+    return SshEndpoint(str(connection.conn_id), host, port, own, key_extra="proxy_host_key")
+
+
+def _known_hosts(extra: dict[str, Any], key_extra: str, host: str, port: int, conn_id: str) -> Any:
     if str(extra.get("no_host_key_check", "false")).lower() == "true":
         return None
-    if extra.get("host_key"):
-        key = " ".join(str(extra["host_key"]).split()[-2:]) if " " in str(extra["host_key"]) else str(extra["host_key"])
+    if extra.get(key_extra):
+        given = str(extra[key_extra])
+        key = " ".join(given.split()[-2:]) if " " in given else given
         if " " not in key:
             key = f"ssh-rsa {key}"  # the SSH provider's meaning of a bare key
         name = host if port == 22 else f"[{host}]:{port}"
         try:
             return asyncssh.import_known_hosts(f"{name} {key}\n")
         except ValueError as error:
-            raise ValueError(f"connection {conn_id!r}: extra host_key is not a public key: {error}") from None
+            raise ValueError(f"connection {conn_id!r}: extra {key_extra} is not a public key: {error}") from None
     return extra.get("known_hosts") or ()

@@ -10,12 +10,13 @@ from typing import Any, Self, TypeVar
 
 from swift_provider.exceptions import TrainingError
 from swift_provider.hooks.endpoint import SshEndpoint
+from swift_provider.hooks.login import Logins
 from swift_provider.hooks.session import DEFAULT_CALL_TIMEOUT_S, NodeSession
 from swift_provider.planning.plan import NodePlan
 
 R = TypeVar("R")
 
-#: Logins at the same time; a jump host in front of all nodes sees them as one burst.
+#: Logins at the same time.
 PARALLEL_LOGINS = 32
 
 # asyncssh writes several INFO lines for each command; at one poll every few seconds they bury everything else.
@@ -26,9 +27,10 @@ class NodeGroup:
     """Held connections to several nodes; every operation runs on all of them at the same time."""
 
     def __init__(self, nodes: Iterable[NodePlan], endpoints: Mapping[str, SshEndpoint], python: str) -> None:
-        logins = asyncio.Semaphore(PARALLEL_LOGINS)
+        self._logins = Logins(PARALLEL_LOGINS)
         self.sessions = {
-            node.name: NodeSession(node.name, endpoints[node.name], node.workdir, python, logins) for node in nodes
+            node.name: NodeSession(node.name, endpoints[node.name], node.workdir, python, self._logins)
+            for node in nodes
         }
 
     async def __aenter__(self) -> Self:
@@ -42,6 +44,7 @@ class NodeGroup:
     async def close(self) -> None:
         """Closes every connection."""
         await asyncio.gather(*(session.close() for session in self.sessions.values()))
+        self._logins.close()
 
     async def call_each(
         self,

@@ -9,17 +9,15 @@ import shlex
 from typing import Any, TypeVar, cast
 
 import asyncssh
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from swift_provider.exceptions import AgentFailed, HostKeyUnknown, NodeUnreachable
+from swift_provider.exceptions import AgentFailed, NodeUnreachable
 from swift_provider.hooks.endpoint import SshEndpoint
+from swift_provider.hooks.login import Logins
 from trainer import protocol
 from trainer.bundle import agent_bundle
 
 R = TypeVar("R")
 
-#: sshd drops logins at random beyond MaxStartups (10:30:100 by default); a few tries with jitter get through.
-LOGIN_ATTEMPTS = 4
 DEFAULT_CALL_TIMEOUT_S = 120.0
 
 
@@ -27,10 +25,10 @@ class NodeSession:
     """A node: connect, call a verb, read bytes of a file, close. Reconnects by itself when a call finds it closed."""
 
     def __init__(
-        self, name: str, endpoint: SshEndpoint, workdir: str, python: str, logins: asyncio.Semaphore | None = None
+        self, name: str, endpoint: SshEndpoint, workdir: str, python: str, logins: Logins | None = None
     ) -> None:
         self.name, self.endpoint, self.workdir, self.python = name, endpoint, workdir, python
-        self._logins = logins or asyncio.Semaphore(1)
+        self._logins = logins or Logins(1)
         self._connection: asyncssh.SSHClientConnection | None = None
         self._sftp: asyncssh.SFTPClient | None = None
         self._agent: str | None = None
@@ -46,40 +44,8 @@ class NodeSession:
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
                 self._sftp = None
-                self._connection = await self._login()
+                self._connection = await self._logins.log_in(self.name, self.endpoint)
             return self._connection
-
-    async def _login(self) -> asyncssh.SSHClientConnection:
-        where = f"{self.name} ({self.endpoint.host}:{self.endpoint.port})"
-        # What sshd drops under load is worth another try at once; a host that stays silent is not: it costs a timeout.
-        transient = retry_if_exception_type((asyncssh.ConnectionLost, ConnectionResetError))
-        try:
-            async for attempt in AsyncRetrying(
-                retry=transient,
-                stop=stop_after_attempt(LOGIN_ATTEMPTS),
-                wait=wait_random_exponential(multiplier=0.5, max=5),
-                reraise=True,
-            ):
-                with attempt:
-                    async with self._logins:
-                        return await asyncssh.connect(self.endpoint.host, self.endpoint.port, **self.endpoint.options)
-        except asyncssh.HostKeyNotVerifiable as error:
-            raise HostKeyUnknown(
-                f"{where}: host key not verified ({error.reason}). Read the key on a network that you trust with "
-                f"`ssh-keyscan -t ed25519 -p {self.endpoint.port} {self.endpoint.host}` and put it into the Extra of "
-                f'connection {self.endpoint.conn_id!r} as {{"host_key": "ssh-ed25519 AAAA…"}}.'
-            ) from None
-        except asyncssh.PermissionDenied as error:
-            raise NodeUnreachable(
-                f"{where}: login refused ({error.reason}); check login, key_file and password of connection "
-                f"{self.endpoint.conn_id!r}, and the node's authorized_keys"
-            ) from None
-        except (OSError, asyncssh.Error, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise NodeUnreachable(
-                f"{where}: no SSH connection ({reason}); is the node up and the port right?"
-            ) from None
-        raise NodeUnreachable(f"{where}: no SSH connection")  # not reached: the loop returns or raises
 
     async def sftp(self) -> asyncssh.SFTPClient:
         """The open SFTP channel of the connection.
