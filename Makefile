@@ -51,7 +51,7 @@ cluster-tests: ## real sshd on several hosts
 e2e: ## the whole main job through a real Airflow, and its UI in a real browser
 	@$(PY) -m pytest -q tests/e2e/test_main_job.py tests/browser
 
-faults: ## killed parts and cancels of every kind, through a real Airflow; a quarter of an hour on two cores
+faults: ## killed parts and cancels of every kind, through a real Airflow; 8 to 10 minutes on two cores
 	@$(PY) -m pytest -q tests/e2e/test_faults.py
 
 N ?= 200
