@@ -332,6 +332,7 @@ UseDNS no
 PrintMotd no
 MaxStartups 100:30:400
 MaxSessions 100
+SetEnv SHLVL=1
 Subsystem sftp internal-sftp
 """
 

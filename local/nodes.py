@@ -63,6 +63,8 @@ class LocalNode:
         wait_for_port(self.address, self.port, 15, self.process)
 
     def _write_config(self) -> Path:
+        # SHLVL: bash reads ~/.bashrc when sshd runs it, but not on the second level. What a developer has in there
+        # costs every command, and a session that is killed in the middle of it can leave a lock behind.
         config = self.folder / "sshd_config"
         config.write_text(
             f"""\
@@ -79,6 +81,7 @@ UseDNS no
 PrintMotd no
 MaxStartups 100:30:400
 MaxSessions 100
+SetEnv SHLVL=1
 Subsystem sftp internal-sftp
 """
         )

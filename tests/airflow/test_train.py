@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.serialization.serialized_objects import BaseSerialization
 
 from swift_provider import exceptions
+from swift_provider.operators.gang import Gang
 from swift_provider.operators.train import STATE_KEY, TrainOperator
 from swift_provider.planning.gang import cancel_reason
 from swift_provider.planning.plan import LaunchPlan
@@ -173,6 +174,34 @@ def test_a_try_after_a_failure_resumes_from_the_newest_whole_checkpoint(site: Si
         log = site.log(node.name, second.job_id).decode()
         assert f"resumed from {node.output_dir}/checkpoint-4\n" in log
         assert "step 4/14" not in log
+
+
+def test_a_slower_process_of_the_same_try_keeps_what_the_faster_one_has_noted(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees checkpoints of the very generation that it is about to start."""
+    once = stand_in.arguments(fail_rank=1, fail_step=5, once=str(tmp_path / "failed"), step_s=0.25)
+    task = Task(site.plan(max_steps=10**6, save_steps=2, grace=1.0, **once))
+    with pytest.raises(exceptions.TrainingFailed):
+        task.complete(task.follow(task.execute()))
+    task.try_number = 2
+    look, faster = Gang.newest_complete_checkpoint, []
+
+    async def look_late(gang: Gang) -> Any:
+        if not faster:
+            faster.append(None)
+            faster.append(await asyncio.to_thread(task.execute))
+            newer = Path(task.plan.nodes[0].output_dir) / "checkpoint-8"
+            while not newer.exists():
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
+        return await look(gang)
+
+    monkeypatch.setattr(Gang, "newest_complete_checkpoint", look_late)
+    slower = task.execute()
+    assert slower.job_id == faster[1].job_id
+    assert task.handle["generation"] == 2
+    assert task.handle["resumed_step"] == 4
 
 
 def test_a_deadline_that_is_over_starts_nothing(site: Site) -> None:

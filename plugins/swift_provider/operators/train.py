@@ -165,6 +165,12 @@ class TrainOperator(PlanConsumer):
         await gang.stop(handle.job_id, StopReason.SUPERSEDED)
         await gang.wait_until_over(handle.job_id)
         resume = await gang.newest_complete_checkpoint()
+        # Another controller of this task, as a zombie, may have started the next generation since, and checkpoints of
+        # that one be among those just seen; it has stored its handle before.
+        stored = GangHandle.from_json(context["task_state_store"].get(STATE_KEY))
+        if stored is not None and stored.plan_hash == handle.plan_hash and stored.generation > handle.generation:
+            self.log.info("generation %d has been started by another process of this task", stored.generation)
+            return stored, resume
         step = resume.step if resume else 0
         idle = handle.idle + 1 if _failed(states) and step <= handle.resumed_step else 0
         if idle >= MAX_IDLE_GENERATIONS:
