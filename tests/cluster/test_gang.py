@@ -19,7 +19,7 @@ from swift_provider.hooks.nodes import NodesHook
 from swift_provider.planning.gang import first_failure
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.triggers import follower as follower_module
-from swift_provider.triggers.follower import GangFollower
+from swift_provider.triggers.follower import TAIL_LINES, GangFollower
 from swift_provider.triggers.logs import LogCursor
 from tests.cluster import stand_in
 from tests.cluster.sites import Site, kill, until
@@ -226,6 +226,20 @@ def test_a_follower_that_is_restarted_again_and_again_loses_and_repeats_no_byte(
         assert (tmp_path / f"dump-{name}").read_bytes() in log
         assert follow.lines[name] == expected_lines(log)
         assert follow.offsets[name] == len(log)
+
+
+def test_a_follower_that_takes_over_has_the_evidence_that_was_handed_out(site: Site) -> None:
+    plan = site.plan(max_steps=30, **stand_in.arguments(step_s=0.05))
+    job = site.start(plan)
+    first = Follow(site, plan, job)
+    first.until(over, drain=True)
+    other = Follow(site, plan, job, solo_world=["node2"])
+    other.offsets = first.offsets
+    follower = other.until(over, drain=True)
+    assert other.lines == {name: [] for name in NODES}, "no line is handed out twice"
+    for name in NODES:
+        assert list(follower.views[name].tail) == first.lines[name][-TAIL_LINES:]
+    assert follower.solo_world == ["node2"]
 
 
 def test_offsets_never_run_ahead_of_the_lines_that_were_handed_out(site: Site, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import posixpath
 import random
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ STALE_HEARTBEAT_S = 15.0
 #: How long a node may be unreachable while the run does not step, before it counts as lost (seconds).
 UNREACHABLE_GRACE_S = 600.0
 TAIL_LINES = 200
+#: Bytes before the position to go on from that fill the tail again: evidence that another follower has handed out.
+RECALL_BYTES = 64 * 1024
 #: How long one round of looks waits for the slowest node (seconds).
 LOOK_PATIENCE_S = 5.0
 #: Between two tries to reach a node that does not answer, at most (seconds).
@@ -59,6 +61,7 @@ class NodeView:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     solo_world: bool = False
     behind: bool = False
+    recalled: bool = False
 
     @property
     def ended(self) -> bool:
@@ -85,6 +88,7 @@ class GangFollower:
         job_id: the same on all nodes.
         offsets: for each node the byte of its log to go on from.
         unreachable_grace: seconds, see :data:`UNREACHABLE_GRACE_S`.
+        solo_world: nodes of which an earlier follower has seen that their ranks trained alone.
     """
 
     def __init__(
@@ -93,12 +97,13 @@ class GangFollower:
         job_id: str,
         offsets: Mapping[str, int] | None = None,
         unreachable_grace: float = UNREACHABLE_GRACE_S,
+        solo_world: Collection[str] = (),
     ) -> None:
         self.group, self.job_id, self.unreachable_grace = group, job_id, unreachable_grace
         offsets = offsets or {}
         now = time.monotonic()
         self.views = {
-            name: NodeView(LogCursor(start), handed_out=start, heartbeat_seen=now)
+            name: NodeView(LogCursor(start), handed_out=start, heartbeat_seen=now, solo_world=name in solo_world)
             for name, start in ((name, offsets.get(name, 0)) for name in group.sessions)
         }
         self._last_step: tuple[int, float] = (-1, now)
@@ -175,9 +180,19 @@ class GangFollower:
 
     async def _read_log(self, view: NodeView, session: NodeSession) -> list[str]:
         path = self._path(session, "log")
+        if not view.recalled:
+            await self._recall(view, session, path)
         data = await session.read(path, view.cursor.read_offset, LOG_CHUNK) or b""
         view.behind = len(data) == LOG_CHUNK
         return view.cursor.feed(data) if data else []
+
+    async def _recall(self, view: NodeView, session: NodeSession, path: str) -> None:
+        start = max(0, view.cursor.offset - RECALL_BYTES)
+        size = view.cursor.offset - start
+        data = await session.read(path, start, size) if size else None
+        lines = LogCursor().feed(data) if data else []
+        view.tail.extend(lines[1:] if start else lines)  # the first one is cut
+        view.recalled = True
 
     async def drain(self) -> dict[str, list[str]]:
         """What is left of every reachable node's log, to its last byte. Call it when the gang is over."""
@@ -241,6 +256,11 @@ class GangFollower:
     def offsets(self) -> dict[str, int]:
         """For each node the byte of its log from which another follower can go on."""
         return {name: view.handed_out for name, view in self.views.items()}
+
+    @property
+    def solo_world(self) -> list[str]:
+        """Nodes whose ranks did not find the others, and each trains alone."""
+        return [name for name, view in self.views.items() if view.solo_world]
 
     async def _stop_peers_of_failed(self) -> None:
         """A gang lives and dies together: when one job fails, the others are asked to stop."""

@@ -83,8 +83,14 @@ class GangTrigger(BaseTrigger):
         spare_the_event_loop()
         # Connections are looked up first: the first lookup of a triggerer takes seconds, too long inside on_kill.
         group = await self._hook().agroup()
-        offsets = ((await self._last_progress()) or {}).get("log_offsets") or {}
-        follower = GangFollower(group, self.job_id, offsets, self.unreachable_grace)
+        earlier = await self._last_progress() or {}
+        follower = GangFollower(
+            group,
+            self.job_id,
+            earlier.get("log_offsets") or {},
+            self.unreachable_grace,
+            earlier.get("solo_world") or (),
+        )
         self._follower = follower
         status = ""
         while not status:
@@ -126,7 +132,7 @@ class GangTrigger(BaseTrigger):
             "tails": {name: list(view.tail) for name, view in follower.views.items()},
             "problems": {name: view.problem for name, view in follower.views.items() if view.problem},
             "lost_nodes": follower.lost_nodes,
-            "solo_world": [name for name, view in follower.views.items() if view.solo_world],
+            "solo_world": follower.solo_world,
             "progress": asdict(progress) if progress else None,
         }
 
@@ -153,6 +159,7 @@ class GangTrigger(BaseTrigger):
                 for name, state in follower.states.items()
             },
             "log_offsets": follower.offsets,
+            "solo_world": follower.solo_world,
         }
         try:
             await BaseXCom.aset(key=XCOM_PROGRESS, value=value, **self._xcom_address())
