@@ -5,7 +5,7 @@ KEEP ?=
 PY = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo stop setup test check format lint types contracts unit airflow-tests cluster-tests oss-tests e2e faults soak bench lock clean
+.PHONY: help demo stop setup test check format lint types contracts unit airflow-tests cluster-tests oss-tests e2e engines faults soak bench lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ cluster-tests: ## real sshd on several hosts
 
 e2e: ## the whole main job through a real Airflow, and its UI in a real browser
 	@$(PY) -m pytest -q tests/e2e/test_main_job.py tests/browser
+
+engines: ## every engine that trains on CPU, and a training that is cut and goes on; 4 minutes
+	@$(PY) -m pytest -q tests/e2e/test_engines.py
 
 faults: ## killed parts and cancels of every kind, through a real Airflow; 8 to 10 minutes on two cores
 	@$(PY) -m pytest -q tests/e2e/test_faults.py

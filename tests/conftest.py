@@ -14,6 +14,7 @@ import pytest
 from local.airflow import AirflowClient
 from local.laptop import Laptop
 from local.processes import descendants_marked
+from tests.e2e.engines import write_engine_configs
 from tests.e2e.faults import write_configs
 from trainer.process import node_key
 from trainer.protocol import MARKER
@@ -27,7 +28,9 @@ def laptop() -> Iterator[Laptop]:
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="swift-e2e-", ignore_cleanup_errors=True) as folder,
     ):
-        laptop = Laptop(Path(folder), config_dir=write_configs(Path(folder)))
+        configs = write_configs(Path(folder))
+        write_engine_configs(Path(folder), configs)
+        laptop = Laptop(Path(folder), config_dir=configs)
         patch.setenv("SWIFT_RETRY_DELAY_S", "4")
         try:
             laptop.start_servers()
