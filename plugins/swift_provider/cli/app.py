@@ -17,7 +17,10 @@ from swift_provider.config.loading import load_cluster
 from swift_provider.importing.hostfile import import_hostfile
 from swift_provider.importing.recipe import import_recipe
 from swift_provider.planning.catalogue import PINNED_VERSION, arguments_of
+from swift_provider.planning.forecast import forecast
+from swift_provider.planning.params import model_of
 from swift_provider.planning.renames import MEGATRON, SWIFT
+from swift_provider.planning.shape import read_config
 from swift_provider.settings import config_dir
 
 app = typer.Typer(
@@ -91,7 +94,10 @@ def plan(
     config: ConfigDir = None,
 ) -> None:
     """Show what a run would do: nodes, batch, arguments, output."""
-    _out(plan_of(*_inputs(recipe, param, cluster, config)).describe())
+    loaded, where, params, folder = _inputs(recipe, param, cluster, config)
+    made = plan_of(loaded, where, params, folder)
+    told = forecast(made, loaded, where, read_config(model_of(loaded, params)))
+    _out("\n".join([made.describe(), *told.lines]))
 
 
 @app.command()

@@ -10,8 +10,10 @@ from typing import Any
 
 from swift_provider.config import Cluster, ConfigError, Fault, Recipe, list_clusters, list_recipes
 from swift_provider.config.loading import load_cluster, parse
+from swift_provider.planning.params import model_of
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.planning.planner import make_plan
+from swift_provider.planning.shape import read_config
 
 
 @dataclass(frozen=True)
@@ -112,4 +114,5 @@ def plan_of(
         params=params,
         hosts=hosts,
         config_dir=config_dir,
+        model_config=read_config(model_of(recipe, params)),
     )

@@ -248,6 +248,11 @@ def result_of(handle: GangHandle, plan: LaunchPlan, states: Mapping[str, JobStat
         "output_dir": plan.nodes[0].output_dir,
         "step": progress.step if progress else None,
         "loss": progress.loss if progress else None,
+        "max_steps": progress.max_steps if progress else None,
+        "seconds_per_step": progress.seconds_per_step if progress else None,
+        "recipe": plan.recipe,
+        "world_size": plan.world_size,
+        "global_batch": plan.global_batch,
         "checkpoints": sorted(names, key=lambda name: int(name.rpartition("-")[2])),
         "ends": [describe_end(name, state) for name, state in states.items()],
     }

@@ -13,6 +13,7 @@ from swift_provider.planning.arguments import check_arguments
 from swift_provider.planning.catalogue import arguments_of
 from swift_provider.planning.engines import Setting, choose, megatron
 from swift_provider.planning.estimate import estimate
+from swift_provider.planning.export import check_export
 from swift_provider.planning.inputs import split_inputs
 from swift_provider.planning.names import run_key
 from swift_provider.planning.params import check_params, override_args
@@ -55,6 +56,7 @@ def make_plan(
     args = {name: value for name, value in override_args(recipe, params).items() if value is not None}
     for name, problem in check_arguments(command, args, arguments_of(command)).items():
         faults.append(Fault(shown, f"swift.args.{name}", problem))
+    faults += check_export(recipe, args, shown)
     chosen, node_faults = select_nodes(cluster, params.get("nodes"), params.get("exclude"))
     faults += node_faults
     key = run_key(dag_id, run_id)
@@ -119,6 +121,7 @@ def make_plan(
         hub_ids=hub_ids,
         min_free_bytes=int(cluster.min_free_gib * 2**30),
         checkpoints=policy,
+        export=recipe.export,
         max_runtime=recipe.max_runtime,
         grace=recipe.grace,
         dry_run=bool(params.get("dry_run")),
