@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,6 +37,7 @@ from trainer.protocol import (
     PruneReply,
     PruneRequest,
     Verdict,
+    from_dict,
 )
 
 #: Key in Airflow's task state of the checkpoint that this task has chosen.
@@ -89,7 +90,7 @@ class ExportOperator(TrainOperator):
         if plan.export is None:
             raise AirflowSkipException(f"recipe {plan.recipe} has no export")
         self._source = asyncio.run(self._choose(plan))
-        context["task_state_store"].set(SOURCE_KEY, vars(self._source))
+        context["task_state_store"].set(SOURCE_KEY, asdict(self._source))
         self.log.info("exporting %s of %s with %s", self._source.name, self._source.node, plan.export.args)
         result = super().execute(context)  # comes back only where the job has ended well already
         return self._finish(context, result)
@@ -101,7 +102,7 @@ class ExportOperator(TrainOperator):
             ExportFailed: files are missing, broken, or not proven to be in the bucket.
             TrainingError: see :class:`~swift_provider.operators.train.TrainOperator`.
         """
-        self._source = Source(**context["task_state_store"].get(SOURCE_KEY))
+        self._source = from_dict(Source, context["task_state_store"].get(SOURCE_KEY))
         return self._finish(context, super().execute_complete(context, event))
 
     async def _choose(self, plan: LaunchPlan) -> Source:
@@ -168,8 +169,8 @@ class ExportOperator(TrainOperator):
         async with group:
             request = CheckpointsRequest(output_dir=posixpath.dirname(plan.nodes[0].output_dir))
             replies = await group.call_all("checkpoints", {source.node: request}, CheckpointsReply)
-        found = {listing.name: listing for listing in replies[source.node].checkpoints}
-        return found.get(source.name, CheckpointListing(source.name))
+        listings: list[CheckpointListing] = replies[source.node].checkpoints
+        return next((item for item in listings if item.name == source.name), CheckpointListing(source.name))
 
     def _send(self, plan: LaunchPlan, source: Source, paths: list[str]) -> str:
         from trainer.store import StoreError, write_manifest

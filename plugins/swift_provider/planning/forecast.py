@@ -104,11 +104,11 @@ def _steps(plan: LaunchPlan, last: Mapping[str, Any] | None, lines: list[str]) -
 def _disk(
     plan: LaunchPlan, steps: int | None, model_config: Mapping[str, Any] | None, lines: list[str]
 ) -> tuple[int | None, int | None, int | None]:
-    size = checkpoint_bytes(plan, model_config) if model_config else None
+    size = checkpoint_bytes(plan, model_config) if model_config is not None else None
     every = whole(plan.args, "save_steps", DEFAULT_SAVE_STEPS)
     by_epoch = str(plan.args.get("save_strategy")) == "epoch"
     count = None if steps is None or by_epoch else math.ceil(steps / every)
-    if size is None:
+    if size is None or model_config is None:
         lines.append("checkpoint size unknown: the model's config.json cannot be read here, or is of an unknown kind")
         return None, count, None
     if plan.shared or len(plan.nodes) == 1:
