@@ -61,7 +61,7 @@ class PlanOperator(BaseOperator):
     def _last_result(self, context: Context) -> Any:
         """What the train task of the last good run of this DAG returned; for the forecast alone, so never a failure."""
         try:
-            return context["ti"].xcom_pull(task_ids=self.train, include_prior_dates=True)
+            return context["ti"].xcom_pull(task_ids=self.train, map_indexes=-1, include_prior_dates=True)
         except Exception:
             self.log.debug("no result of an earlier run can be read", exc_info=True)
             return None

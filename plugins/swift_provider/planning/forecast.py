@@ -86,8 +86,8 @@ def forecast(
 def _steps(plan: LaunchPlan, last: Mapping[str, Any] | None, lines: list[str]) -> tuple[int | None, int | None]:
     name = "train_iters" if plan.engine == "megatron" else "max_steps"
     steps, source = whole(plan.args, name, 0), name
-    if not steps and last is not None and isinstance(last.get("max_steps"), int):
-        steps, source = last["max_steps"], "as the last good run"
+    if not steps and last is not None and isinstance(last.get("steps_of_data"), int):
+        steps, source = last["steps_of_data"], "as the last good run"
     if not steps:
         lines.append(f"steps unknown: they follow from the dataset's length ({name} would set them)")
         return None, None

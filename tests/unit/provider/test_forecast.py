@@ -68,7 +68,7 @@ def test_nodes_without_a_shared_disk_hold_the_weights_and_their_own_shards() -> 
 
 def test_a_good_run_of_the_same_recipe_tells_speed_and_steps() -> None:
     r, where = recipe("sft"), cluster(2, 4)
-    result = {"recipe": "r", "world_size": 8, "global_batch": 16, "seconds_per_step": 2.5, "max_steps": 720}
+    result = {"recipe": "r", "world_size": 8, "global_batch": 16, "seconds_per_step": 2.5, "steps_of_data": 720}
     made, found = told(r, where, last=result)
     assert comparable(result, made) == result
     assert (found.steps, found.seconds) == (720, 1800)
