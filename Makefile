@@ -49,7 +49,7 @@ cluster-tests: ## real sshd on several hosts
 	@$(PY) -m pytest -q tests/cluster
 
 e2e: ## the whole main job through a real Airflow, and its UI in a real browser
-	@$(PY) -m pytest -q tests/e2e/test_main_job.py tests/browser
+	@$(PY) -m pytest -q tests/e2e/test_main_job.py tests/e2e/test_export.py tests/browser
 
 faults: ## killed parts and cancels of every kind, through a real Airflow; a quarter of an hour on two cores
 	@$(PY) -m pytest -q tests/e2e/test_faults.py

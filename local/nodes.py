@@ -64,6 +64,8 @@ class LocalNode:
 
     def _write_config(self) -> Path:
         config = self.folder / "sshd_config"
+        # SHLVL keeps bash from reading the developer's ~/.bashrc, which is no part of a node: one that waits for a lock
+        # (pyenv's, after a killed session) makes every call take a minute.
         config.write_text(
             f"""\
 ListenAddress {self.address}:{self.port}
@@ -80,6 +82,7 @@ PrintMotd no
 MaxStartups 100:30:400
 MaxSessions 100
 Subsystem sftp internal-sftp
+SetEnv SHLVL=1
 """
         )
         return config
