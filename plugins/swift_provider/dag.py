@@ -139,8 +139,7 @@ def _add_tasks(dag: DAG, recipe: str, pool: str, exports: bool) -> None:
         backup = BackupOperator(
             task_id="backup", plan=plan.output, facts=preflight.output, follows=train.task_id, trigger_rule="all_done"
         )
-        # Runs after a good training whose export was skipped; not after a failed one, and not in a dry run.
-        prune = PruneOperator(task_id="prune", plan=plan.output, trigger_rule="none_failed_min_one_success")
+        prune = PruneOperator(task_id="prune", plan=plan.output)
         plan >> preflight >> stage >> train >> backup >> prune
         train >> prune
         if exports:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowSkipException
 
 from swift_provider.exceptions import ExportFailed
 from swift_provider.hooks.nodes import NodesHook
@@ -60,7 +59,7 @@ class ExportOperator(TrainOperator):
 
     The result lies beside the run's checkpoints, in ``…/export/checkpoint-N``, and counts only when every file of the
     model is there and its headers agree. Then it is sent to ``<backup>/<dag>/<run>/export-N``, proven file by file,
-    with its manifest written last. Skipped where the recipe has no ``export``.
+    with its manifest written last. Does nothing where the recipe has no ``export``.
 
     Args:
         plan: see :class:`~swift_provider.operators.base.PlanConsumer`.
@@ -88,7 +87,9 @@ class ExportOperator(TrainOperator):
         self._source = None
         plan = self.launch_plan
         if plan.export is None:
-            raise AirflowSkipException(f"recipe {plan.recipe} has no export")
+            # Not skipped: that would skip the prune as well, which has to tell a good run from a dry one.
+            self.log.info("recipe %s has no export; there is nothing to do", plan.recipe)
+            return None
         self._source = asyncio.run(self._choose(plan))
         context["task_state_store"].set(SOURCE_KEY, asdict(self._source))
         self.log.info("exporting %s of %s with %s", self._source.name, self._source.node, plan.export.args)
