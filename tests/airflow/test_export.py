@@ -106,6 +106,7 @@ print(float((wanted - after).abs().max()), float((before - after).abs().max()))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_trained_lora_becomes_a_whole_model_in_the_bucket(site: Site, tiny: Path, server: RunningServer) -> None:
     plan = lora_plan(site, tiny)
     train = Task(plan)
