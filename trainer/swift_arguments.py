@@ -19,6 +19,7 @@ COMMANDS = {
     "sft": ("swift/arguments/sft_args.py", "SftArguments"),
     "pt": ("swift/arguments/pretrain_args.py", "PretrainArguments"),
     "rlhf": ("swift/arguments/rlhf_args.py", "RLHFArguments"),
+    "export": ("swift/arguments/export_args.py", "ExportArguments"),
     "megatron sft": ("swift/megatron/arguments/sft_args.py", "MegatronSftArguments"),
     "megatron pt": ("swift/megatron/arguments/pretrain_args.py", "MegatronPretrainArguments"),
     "megatron rlhf": ("swift/megatron/arguments/rlhf_args.py", "MegatronRLHFArguments"),

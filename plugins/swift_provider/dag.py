@@ -1,4 +1,4 @@
-"""The factory that turns a recipe into a DAG: plan → preflight → stage → train → backup → prune."""
+"""The factory that turns a recipe into a DAG: plan → preflight → stage → train → [export →] backup → prune."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from airflow.sdk import DAG, Param
 
 from swift_provider.config import ConfigError, Recipe, list_recipes, load_cluster, load_recipe
 from swift_provider.operators.backup import BackupOperator
+from swift_provider.operators.export import ExportOperator
 from swift_provider.operators.plan import PlanOperator
 from swift_provider.operators.preflight import PreflightOperator
 from swift_provider.operators.prune import PruneOperator
@@ -23,7 +24,8 @@ DOC = """\
 Trains with ms-swift on a cluster of GPU nodes, over SSH, and mirrors the checkpoints to OSS.
 
 **plan** resolves recipe, cluster and parameters · **preflight** checks every node · **stage** puts model and data
-there · **train** starts the gang and follows it, deferred · **backup** mirrors every complete checkpoint and writes
+there · **train** starts the gang and follows it, deferred · **export** merges or quantizes a checkpoint, where the
+recipe says so · **backup** mirrors every complete checkpoint and writes
 its manifest last · **prune** applies the retention policy to nodes and bucket.
 """
 
@@ -62,7 +64,8 @@ def build_training_dag(
         **_common(retries),
         **dag_arguments,
     )
-    _add_tasks(dag, recipe or "{{ params.recipe }}", pool or _pool(loaded) or "default_pool")
+    exports = loaded is None or loaded.export is not None
+    _add_tasks(dag, recipe or "{{ params.recipe }}", pool or _pool(loaded) or "default_pool", exports)
     return dag
 
 
@@ -78,7 +81,7 @@ def build_recipe_dag(recipe: str) -> DAG:
     )
 
 
-def build_broken_dag(recipe: str, error: ConfigError, *, retries: int = MOST_RETRIES) -> DAG:
+def build_broken_dag(recipe: str, error: ConfigError, *, exports: bool = False, retries: int = MOST_RETRIES) -> DAG:
     """What stands in for the DAG of a recipe that is wrong: it says so, and its ``plan`` task fails with all faults.
 
     It has the same tasks, so that a run which was under way when the file was broken comes to its end.
@@ -98,7 +101,7 @@ def build_broken_dag(recipe: str, error: ConfigError, *, retries: int = MOST_RET
             "tags": ["swift", "broken recipe"],
         },
     )
-    _add_tasks(dag, recipe, "default_pool")
+    _add_tasks(dag, recipe, "default_pool", exports)
     return dag
 
 
@@ -121,7 +124,7 @@ def _common(retries: int) -> dict[str, Any]:
     }
 
 
-def _add_tasks(dag: DAG, recipe: str, pool: str) -> None:
+def _add_tasks(dag: DAG, recipe: str, pool: str, exports: bool) -> None:
     with dag:
         plan = PlanOperator(task_id="plan", recipe=recipe)
         preflight = PreflightOperator(task_id="preflight", plan=plan.output)
@@ -139,6 +142,10 @@ def _add_tasks(dag: DAG, recipe: str, pool: str) -> None:
         prune = PruneOperator(task_id="prune", plan=plan.output)
         plan >> preflight >> stage >> train >> backup >> prune
         train >> prune
+        if exports:
+            export = ExportOperator(task_id="export", plan=plan.output, staged=stage.output, pool=pool)
+            train >> export >> backup
+            export >> prune
 
 
 def _schedule(recipe: Recipe | None, dag_id: str) -> str:

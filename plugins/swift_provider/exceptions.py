@@ -61,6 +61,10 @@ class NodeLost(TrainingError):
     """A supervisor is dead (reboot, power-off, kill -9): the gang cannot go on. The next try resumes."""
 
 
+class ExportFailed(TrainingError):
+    """No merged or quantized model of the run could be made, or it is not verified in the bucket."""
+
+
 class BackupFailed(TrainingError):
     """At least one complete checkpoint is not verified in the bucket; nothing was lost on the nodes."""
 

@@ -6,6 +6,7 @@ Two files, because Airflow hides every DAG of a file that has an import error.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from airflow.sdk import DAG, get_parsing_context
@@ -36,7 +37,7 @@ def build_recipe_dags(taken: Path | None = None) -> dict[str, DAG]:
                 dags[dag_id] = build_recipe_dag(name)
         except ConfigError as error:
             if _may_want_dag(name):
-                dags[dag_id] = build_broken_dag(name, error)
+                dags[dag_id] = build_broken_dag(name, error, exports="export" in (_as_far_as_it_goes(name) or {}))
     return dags
 
 
@@ -66,11 +67,16 @@ def check_recipe_files(taken: Path | None = None) -> None:
 
 def _may_want_dag(name: str) -> bool:
     """Whether a recipe that cannot be read as a whole asks for a DAG, as far as it can be read."""
-    try:
-        content = yaml.safe_load((config_dir() / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return True
-    if not isinstance(content, dict):
+    content = _as_far_as_it_goes(name)
+    if content is None:
         return True
     wish = content.get("dag")
     return wish if isinstance(wish, bool) else "schedule" in content
+
+
+def _as_far_as_it_goes(name: str) -> dict[str, Any] | None:
+    try:
+        content = yaml.safe_load((config_dir() / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return content if isinstance(content, dict) else None

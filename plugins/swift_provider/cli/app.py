@@ -12,12 +12,15 @@ from rich.table import Table
 
 from swift_provider.cli.files import check_file, find_files, plan_of, read
 from swift_provider.cli.params import parse_params
-from swift_provider.config import ConfigError
+from swift_provider.config import Cluster, ConfigError, Recipe
 from swift_provider.config.loading import load_cluster
 from swift_provider.importing.hostfile import import_hostfile
 from swift_provider.importing.recipe import import_recipe
 from swift_provider.planning.catalogue import PINNED_VERSION, arguments_of
+from swift_provider.planning.forecast import forecast
+from swift_provider.planning.params import model_of
 from swift_provider.planning.renames import MEGATRON, SWIFT
+from swift_provider.planning.shape import read_config
 from swift_provider.settings import config_dir
 
 app = typer.Typer(
@@ -34,6 +37,9 @@ app.add_typer(args_app, name="args")
 app.add_typer(hostfile_app, name="hostfile")
 app.add_typer(recipe_app, name="recipe")
 
+RecipeName = Annotated[str, typer.Argument(help="Name or path of a recipe.")]
+Parameters = Annotated[list[str] | None, typer.Option("--param", "-p", help="Parameter of the run, as name=value.")]
+OtherCluster = Annotated[str | None, typer.Option("--cluster", help="Another cluster than the recipe's.")]
 ConfigDir = Annotated[
     Path | None, typer.Option("--config", help="Folder with recipes/ and clusters/. Default: that of Airflow.")
 ]
@@ -82,21 +88,44 @@ def validate(
 
 @app.command()
 def plan(
-    recipe: Annotated[str, typer.Argument(help="Name or path of a recipe.")],
-    param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", help="Parameter of the run, as name=value.")
-    ] = None,
-    cluster: Annotated[str | None, typer.Option(help="Another cluster than the recipe's.")] = None,
+    recipe: RecipeName,
+    param: Parameters = None,
+    cluster: OtherCluster = None,
     config: ConfigDir = None,
 ) -> None:
     """Show what a run would do: nodes, batch, arguments, output."""
+    loaded, where, params, folder = _inputs(recipe, param, cluster, config)
+    made = plan_of(loaded, where, params, folder)
+    told = forecast(made, loaded, where, read_config(model_of(loaded, params)))
+    _out("\n".join([made.describe(), *told.lines]))
+
+
+@app.command()
+def preflight(
+    recipe: RecipeName,
+    param: Parameters = None,
+    cluster: OtherCluster = None,
+    config: ConfigDir = None,
+) -> None:
+    """Look at every node as a run would before it trains, and start nothing."""
+    from swift_provider.cli.preflight import run_preflight, show  # Airflow's connections: seconds to import
+
+    found = run_preflight(*_inputs(recipe, param, cluster, config))
+    show(found)
+    if found.faults:
+        _fail(f"{len(found.faults)} faults on the nodes")
+
+
+def _inputs(
+    recipe: str, param: list[str] | None, cluster: str | None, config: Path | None
+) -> tuple[Recipe, Cluster, dict[str, Any], Path]:
+    """Recipe, cluster, parameters and folder that a command line means."""
     folder = config or config_dir()
     recipes = [file for file in find_files([recipe], folder) if file.kind == "recipes"]
     if not recipes:
         _fail(f"{recipe}: is a cluster; name a recipe")
     loaded = read(recipes[0])
-    where = load_cluster(cluster or loaded.cluster, folder)
-    _out(plan_of(loaded, where, parse_params(param or [], loaded), folder).describe())
+    return loaded, load_cluster(cluster or loaded.cluster, folder), parse_params(param or [], loaded), folder
 
 
 @args_app.command("search", context_settings={"ignore_unknown_options": True})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift_provider.config import Cluster, ConfigError, Fault, Recipe, list_clusters, list_recipes
 from swift_provider.config.loading import load_cluster, parse
+from swift_provider.planning.params import model_of
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.planning.planner import make_plan
+from swift_provider.planning.shape import read_config
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,27 @@ def read(file: ConfigFile) -> Any:
     return value
 
 
-def plan_of(recipe: Recipe, cluster: Cluster, params: dict[str, Any], config_dir: Path) -> LaunchPlan:
-    """The plan that the DAG would make; a connection's host is not looked up, but named.
+def plan_of(
+    recipe: Recipe,
+    cluster: Cluster,
+    params: dict[str, Any],
+    config_dir: Path,
+    hosts: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    """The plan that the DAG would make.
+
+    Args:
+        recipe: what to train.
+        cluster: where.
+        params: what the run changes.
+        config_dir: of both.
+        hosts: for each ``ssh_conn_id`` the host of its connection; by default none is looked up, only named.
 
     Raises:
         ConfigError: with every reason why this cannot run.
     """
-    hosts = {node.ssh_conn_id: f"<host of connection {node.ssh_conn_id}>" for node in cluster.nodes}
+    if hosts is None:
+        hosts = {node.ssh_conn_id: f"<host of connection {node.ssh_conn_id}>" for node in cluster.nodes}
     return make_plan(
         recipe,
         cluster,
@@ -97,4 +114,5 @@ def plan_of(recipe: Recipe, cluster: Cluster, params: dict[str, Any], config_dir
         params=params,
         hosts=hosts,
         config_dir=config_dir,
+        model_config=read_config(model_of(recipe, params)),
     )

@@ -72,6 +72,8 @@ class Cluster(StrictModel):
     docker: Docker | None = Field(default=None, description="run the training in a container")
     pool: str | None = Field(default=None, description="Airflow pool that the training occupies while it runs")
     min_free_gib: float = Field(default=20.0, ge=0, description="free disk space that a node must have, in GiB")
+    price_per_hour: float | None = Field(default=None, ge=0, description="of one node, all its GPUs together")
+    currency: str = Field(default="CNY", pattern="^[A-Z]{3}$", description="of price_per_hour, three letters")
 
     @field_validator("hostfile")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from swift_provider.config.export import ExportSection
 from swift_provider.config.values import Name, OssPrefix, Seconds, StrictModel
 
 #: Arguments of ms-swift that the plan sets; in a recipe they would be ignored or do harm.
@@ -92,6 +93,13 @@ class Recipe(StrictModel):
         default_factory=list, description="ms-swift arguments that become fields of the DAG's form"
     )
     checkpoints: CheckpointPolicy = Field(default_factory=CheckpointPolicy)
+    export: ExportSection | None = Field(default=None, description="merge or quantize a checkpoint after the training")
+    tuned_global_batch: int | None = Field(
+        default=None, ge=1, description="global batch that the learning rate was tuned for; another one is remarked"
+    )
+    seconds_per_step: float | None = Field(
+        default=None, gt=0, description="speed to forecast with, where no earlier run has measured one"
+    )
     max_runtime: Seconds | None = Field(
         default=None, gt=0, description="seconds from the first start, over all retries"
     )
@@ -111,5 +119,8 @@ class Recipe(StrictModel):
 
     def digest(self) -> str:
         """A hash of everything in the recipe: equal digest = equal recipe. 16 hexadecimal digits."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        content = self.model_dump(mode="json")
+        later = ("export", "tuned_global_batch", "seconds_per_step")  # whose absence is as old as the hash
+        content = {name: value for name, value in content.items() if name not in later or value is not None}
+        text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -29,6 +29,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "template": {"AUTO": None},
     "model_type": {"AUTO": None},
     "tuner_type": {"longlora": "lora"},
+    "tuner_backend": {"swift": None},
 }
 _DATA_FILE = re.compile(r"\.(?:jsonl?|csv|txt|parquet)(?:#\d+)?$")
 
@@ -199,7 +200,7 @@ def _translate(command: str, name: str, values: list[str], advice: str, args: di
         new = {"report_to": ["wandb"]} if on else {}
     elif name == "max_packed_length" and values and values[0].isdigit():
         new = {"packing": True, "packing_length": int(values[0])}
-    elif name == "load_safetensors":
+    elif name == "load_safetensors" or (name == "train_dataset_sample" and values == ["-1"]):
         new = {}
     elif name == "resume_from_checkpoint" and values:
         new = {"mcore_model": values[0], "finetune": False}

@@ -33,6 +33,11 @@ class RunCheckpoint:
         return self.judgement.verdict in (Verdict.COMPLETE, Verdict.WEIGHTS_ONLY)
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """Those of this very step."""
+        return self.judgement.metrics
+
+    @property
     def size(self) -> int:
         """All files together, in bytes."""
         return sum(self.sizes.values())

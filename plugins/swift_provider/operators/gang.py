@@ -250,12 +250,19 @@ def result_of(handle: GangHandle, plan: LaunchPlan, states: Mapping[str, JobStat
     """What the train task returns: where the checkpoints are and how far the training came."""
     progress = max((s.progress for s in states.values() if s.progress), key=lambda p: p.step, default=None)
     names = {name for state in states.values() for name in state.checkpoints}
+    given = any(plan.args.get(name) for name in ("max_steps", "train_iters"))
     return {
         "job_id": handle.job_id,
         "generation": handle.generation,
         "output_dir": plan.nodes[0].output_dir,
         "step": progress.step if progress else None,
         "loss": progress.loss if progress else None,
+        # What follows from the data holds for the next run too; what this run was given may not.
+        "steps_of_data": None if given or progress is None else progress.max_steps,
+        "seconds_per_step": progress.seconds_per_step if progress else None,
+        "recipe": plan.recipe,
+        "world_size": plan.world_size,
+        "global_batch": plan.global_batch,
         "checkpoints": sorted(names, key=lambda name: int(name.rpartition("-")[2])),
         "ends": [describe_end(name, state) for name, state in states.items()],
     }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import BaseHook, BaseOperator, Context
 
-from swift_provider.config import Cluster, Recipe, load_cluster, load_recipe
-from swift_provider.planning.params import params_of
+from swift_provider.config import Cluster, load_cluster, load_recipe
+from swift_provider.planning.forecast import forecast
+from swift_provider.planning.params import model_of, params_of
 from swift_provider.planning.planner import make_plan
+from swift_provider.planning.shape import read_config
 from swift_provider.settings import config_dir
 
 
@@ -23,13 +23,14 @@ class PlanOperator(BaseOperator):
     Args:
         recipe: name of a file in ``include/configs/recipes``, without ``.yaml``.
         cluster: overrides the recipe's cluster.
+        train: id of the train task, whose last good result tells the speed.
     """
 
     template_fields: Sequence[str] = ("recipe", "cluster")
 
-    def __init__(self, *, recipe: str, cluster: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, recipe: str, cluster: str | None = None, train: str = "train", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.recipe, self.cluster = recipe, cluster
+        self.recipe, self.cluster, self.train = recipe, cluster, train
 
     def execute(self, context: Context) -> dict[str, Any]:
         """See the class.
@@ -42,6 +43,7 @@ class PlanOperator(BaseOperator):
         cluster = load_cluster(self.cluster or recipe.cluster, folder)
         params_of(recipe)  # what is wrong with the file comes before connections that may not be there
         run = context["dag_run"]
+        config = read_config(model_of(recipe, context["params"]))
         plan = make_plan(
             recipe,
             cluster,
@@ -50,23 +52,20 @@ class PlanOperator(BaseOperator):
             params=dict(context["params"]),
             hosts=self._hosts(cluster),
             config_dir=folder,
-            model_config=_model_config(recipe, context["params"]),
+            model_config=config,
         )
-        self.log.info("launch plan\n%s", plan.describe())
+        told = forecast(plan, recipe, cluster, config, self._last_result(context)).lines
+        self.log.info("launch plan\n%s", "\n".join([plan.describe(), *told]))
         return plan.model_dump(mode="json")
+
+    def _last_result(self, context: Context) -> Any:
+        """What the train task of the last good run of this DAG returned; for the forecast alone, so never a failure."""
+        try:
+            return context["ti"].xcom_pull(task_ids=self.train, map_indexes=-1, include_prior_dates=True)
+        except Exception:
+            self.log.debug("no result of an earlier run can be read", exc_info=True)
+            return None
 
     def _hosts(self, cluster: Cluster) -> dict[str, str]:
         without_address = [node.ssh_conn_id for node in cluster.nodes if node.address is None]
         return {conn_id: BaseHook.get_connection(conn_id).host or "" for conn_id in without_address}
-
-
-def _model_config(recipe: Recipe, params: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The model's ``config.json`` where Airflow can read it, as on a shared disk; elsewhere nothing is estimated."""
-    model = str((params.get("extra_args") or {}).get("model") or recipe.swift.args["model"])
-    if not model.startswith("/"):
-        return None
-    try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None

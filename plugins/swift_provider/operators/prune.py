@@ -14,6 +14,7 @@ from swift_provider.hooks.oss import OSSHook
 from swift_provider.operators.base import PlanConsumer, render_table
 from swift_provider.operators.checkpoints import RunCheckpoint, gather_checkpoints
 from swift_provider.planning.plan import LaunchPlan
+from trainer.checkpoints.completeness import step_of
 from trainer.protocol import Manifest, OssTarget, PruneReply, PruneRequest
 from trainer.retention import Candidate, Decision, Policy, decide
 
@@ -127,7 +128,8 @@ def _manifests(target: OssTarget | None) -> dict[str, Manifest]:
         return {}
     from trainer.store import list_manifests
 
-    return {manifest.name: manifest for manifest in list_manifests(target)}
+    # Exports lie beside the checkpoints, and are what the run was for.
+    return {manifest.name: manifest for manifest in list_manifests(target) if step_of(manifest.name) is not None}
 
 
 def render(result: dict[str, list[Decision]]) -> str:

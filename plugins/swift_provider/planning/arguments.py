@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from swift_provider.config.errors import nearest, shorten
-from swift_provider.planning.catalogue import Arguments
+from swift_provider.planning.catalogue import Arguments, plain_type
 from swift_provider.planning.renames import explain
 
-_OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(?P<inner>.+)\]$")
 _TRUTH = frozenset({"true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"})
 
 
@@ -60,9 +59,7 @@ def _unknown(command: str, name: str, value: Any, known: Arguments) -> str:
 
 def _mismatch(argument: Mapping[str, Any], value: Any) -> str | None:
     """What the value should have been; ``None`` when it is fine or the type is beyond a plain check."""
-    text = str(argument["type"])
-    inner = _OPTIONAL.match(text)
-    text = inner["inner"] if inner else text.removesuffix(" | None")
+    text = plain_type(argument)
     if value is None:
         return None
     if text.startswith("Literal[") and argument.get("choices"):

@@ -253,4 +253,7 @@ def _alternatives(plan: LaunchPlan, shape: ModelShape) -> list[tuple[str, Launch
                 changes.append((f"deepspeed: {name}", {"deepspeed": name, "fsdp": None}, {"engine": "deepspeed"}))
     if not _is_lora(plan):
         changes.append(("tuner_type: lora", {"tuner_type": "lora"}, {}))
+    if plan.engine != "megatron" and not plan.args.get("quant_bits"):
+        qlora = {"tuner_type": "lora", "quant_method": "bnb", "quant_bits": 4}
+        changes.append(("QLoRA (" + ", ".join(f"{name}: {value}" for name, value in qlora.items()) + ")", qlora, {}))
     return [(text, plan.model_copy(update={"args": {**plan.args, **args}, **more})) for text, args, more in changes]

@@ -211,3 +211,8 @@ def override_args(recipe: Recipe, params: Mapping[str, Any]) -> dict[str, Any]:
     if params.get("resume_from"):
         merged = choose(command, merged | extra).resume(merged, params["resume_from"])
     return merged | extra
+
+
+def model_of(recipe: Recipe, params: Mapping[str, Any]) -> str:
+    """The model that a run trains."""
+    return str((params.get("extra_args") or {}).get("model") or recipe.swift.args["model"])

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from swift_provider.config.docker import Docker
+from swift_provider.config.export import ExportSection
 from swift_provider.config.recipe import CheckpointPolicy
 from swift_provider.config.values import StrictModel
 
@@ -90,6 +91,7 @@ class LaunchPlan(StrictModel):
     hub_ids: list[str] = Field(default_factory=list, description="models and datasets that ms-swift itself fetches")
     min_free_bytes: int = 0
     checkpoints: CheckpointPolicy
+    export: ExportSection | None = None
     max_runtime: float | None = None
     grace: float = 30.0
     dry_run: bool = False
@@ -136,6 +138,7 @@ class LaunchPlan(StrictModel):
             f"backup {self.backup_prefix or 'none'}; keep last {self.checkpoints.keep_last}"
             + (f", best {self.checkpoints.keep_best.metric}" if self.checkpoints.keep_best else ""),
         ]
+        lines += [f"export {self.export.checkpoint} checkpoint: {self.export.args}"] if self.export else []
         lines += [f"memory {self.memory}"] if self.memory else []
         lines += [f"warning: {text}" for text in self.warnings]
         gpus = [f"{node.name}: GPUs {', '.join(map(str, node.gpus))}" for node in self.nodes if node.gpus is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from swift_provider.planning.arguments import check_arguments
 from swift_provider.planning.catalogue import arguments_of
 from swift_provider.planning.engines import Setting, choose, megatron
 from swift_provider.planning.estimate import estimate
+from swift_provider.planning.export import check_export
 from swift_provider.planning.inputs import split_inputs
 from swift_provider.planning.names import run_key
 from swift_provider.planning.params import check_params, override_args
@@ -55,6 +57,7 @@ def make_plan(
     args = {name: value for name, value in override_args(recipe, params).items() if value is not None}
     for name, problem in check_arguments(command, args, arguments_of(command)).items():
         faults.append(Fault(shown, f"swift.args.{name}", problem))
+    faults += check_export(recipe, args, shown)
     chosen, node_faults = select_nodes(cluster, params.get("nodes"), params.get("exclude"))
     faults += node_faults
     key = run_key(dag_id, run_id)
@@ -119,13 +122,31 @@ def make_plan(
         hub_ids=hub_ids,
         min_free_bytes=int(cluster.min_free_gib * 2**30),
         checkpoints=policy,
+        export=recipe.export,
         max_runtime=recipe.max_runtime,
         grace=recipe.grace,
         dry_run=bool(params.get("dry_run")),
         prune_dry_run=bool(params.get("prune_dry_run")),
-        warnings=[f"{finding.key}: {finding.problem}" for finding in found if finding.warning],
+        warnings=[f"{finding.key}: {finding.problem}" for finding in found if finding.warning]
+        + check_tuning(recipe, batch.size),
     )
     return plan.model_copy(update={"memory": estimate(plan, model_config)}) if model_config else plan
+
+
+def check_tuning(recipe: Recipe, global_batch: int) -> list[str]:
+    """What another global batch means for a learning rate; with Adam it grows like the batch's square root.
+
+    Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms".
+    """
+    tuned, name = recipe.tuned_global_batch, "lr" if recipe.swift.command.startswith("megatron") else "learning_rate"
+    if tuned is None or tuned == global_batch:
+        return []
+    text = f"tuned_global_batch: {name} was tuned for a global batch of {tuned}, and this run has {global_batch}"
+    try:
+        rate = float(recipe.swift.args[name])
+    except (KeyError, TypeError, ValueError):
+        return [f"{text}; set the accumulation or the nodes so that they agree"]
+    return [f"{text}; with Adam {rate * math.sqrt(global_batch / tuned):.3g} would correspond to {rate:g}"]
 
 
 def _plan_node(cluster: Cluster, node: Node, rank: int, key: str, hosts: Mapping[str, str]) -> NodePlan:

@@ -12,6 +12,7 @@ SWIFT: Mapping[str, str] = {
     "log_to_wandb": "write report_to: [wandb] instead of log_to_wandb: true",
     "tensorboard_output_dir": "logging_dir",
     "max_packed_length": "write packing: true and packing_length (needs attn_impl: flash_attn)",
+    "check_dataset_strategy": "leave it out: rows that cannot be used are always told",
     "model_id_or_path": "model",
     "model_id": "model",
     "custom_train_dataset_path": "dataset",
@@ -30,9 +31,9 @@ SWIFT: Mapping[str, str] = {
     "preprocess_num_proc": "dataset_num_proc",
     "only_save_model": "save_only_model",
     "rlhf_loss_type": "loss_type",
-    "tp_degree": "tensor_model_parallel_size, of the megatron commands",
-    "pp_degree": "pipeline_model_parallel_size, of the megatron commands",
-    "ep_degree": "expert_model_parallel_size, of the megatron commands",
+    "tp_degree": "only the megatron commands know it: tensor_model_parallel_size of `megatron sft`",
+    "pp_degree": "only the megatron commands know it: pipeline_model_parallel_size of `megatron sft`",
+    "ep_degree": "only the megatron commands know it: expert_model_parallel_size of `megatron sft`",
 }
 
 #: For ``megatron`` commands: v3 names and those of guides.

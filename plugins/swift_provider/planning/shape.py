@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 #: Models whose attention projections have biases without saying so in their config.
@@ -108,3 +110,14 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
 
 def _first(config: Mapping[str, Any], *names: str) -> int:
     return next((int(config[name]) for name in names if isinstance(config.get(name), int)), 0)
+
+
+def read_config(model: str) -> dict[str, Any] | None:
+    """The ``config.json`` of a model that is a path which can be read here, as on a shared disk; else ``None``."""
+    if not model.startswith("/"):
+        return None
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None

@@ -69,6 +69,7 @@ def test_commands_differ() -> None:
         "sft": 333,
         "pt": 333,
         "rlhf": 481,
+        "export": 127,
         "megatron sft": 414,
         "megatron pt": 414,
         "megatron rlhf": 414,

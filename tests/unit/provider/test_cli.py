@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -100,6 +101,28 @@ def test_plan_is_what_the_dag_would_do() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for line in ("world size 4 = gpu1:2 + gpu2:2", "gpu1: GPUs 0, 1", "  max_steps: 10", "  seed: 7"):
         assert line in done.stdout
+
+
+def test_plan_ends_with_what_the_run_will_take(configs: Path, tmp_path: Path) -> None:
+    from tests.unit.provider.configs import QWEN25_7B
+
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN25_7B))
+    recipe = configs / "recipes" / "qwen2.5-7b-full-zero3-2nodes.yaml"
+    recipe.write_text(recipe.read_text() + "seconds_per_step: 9\n")
+    cluster = configs / "clusters" / "two-a100-nodes.yaml"
+    cluster.write_text(cluster.read_text() + "price_per_hour: 98.5\n")
+    extra = json.dumps({"model": str(model)})
+    done = run("plan", recipe.stem, "-p", "max_steps=400", "-p", f"extra_args={extra}", config=configs)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "memory about " in done.stdout
+    assert done.stdout.splitlines()[-3].startswith("checkpoint 99.3 GiB; 2 until prune (every 200 steps) = ")
+    assert done.stdout.splitlines()[-2:] == [
+        "hours 1.00 = 400 steps x 9 s (seconds_per_step of the recipe)",
+        "cost 197.00 CNY = 2 nodes x 98.5 CNY/h x 1.00 h",
+    ]
+    assert "cost unknown: the cluster has no price_per_hour" in run("plan", "tiny-cpu").stdout
 
 
 @pytest.mark.parametrize(

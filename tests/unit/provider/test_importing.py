@@ -181,6 +181,104 @@ def test_seed_flags_of_older_guides() -> None:
     }
 
 
+START = "--model Qwen/Qwen2.5-7B-Instruct --dataset /d.jsonl"
+BASE = {"model": "Qwen/Qwen2.5-7B-Instruct", "dataset": ["/d.jsonl"]}
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "args"),
+    [
+        (f"swift sft {START} --train_type lora", "sft", {"tuner_type": "lora"}),
+        (
+            f"NPROC_PER_NODE=8 NNODES=2 NODE_RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 \\\nswift sft {START} \\\n"
+            " --deepspeed zero3",
+            "sft",
+            {"deepspeed": "zero3"},
+        ),
+        (
+            "torchrun --nproc_per_node 8 --nnodes 2 --node_rank 0 --master_addr 10.0.0.1 --master_port 29500"
+            f" swift/cli/sft.py {START} --sft_type full",
+            "sft",
+            {"tuner_type": "full"},
+        ),
+        (
+            f"deepspeed --hostfile hostfile --master_port 29501 swift/cli/sft.py {START} --deepspeed default-zero2"
+            " --tensorboard_output_dir /tb",
+            "sft",
+            {"deepspeed": "zero2", "logging_dir": "/tb"},
+        ),
+        (
+            f"python -m torch.distributed.run --nproc_per_node 8 --nnodes 2 swift/cli/pt.py {START} --streaming true"
+            " --max_steps 100 --packing True --attn_impl flash_attn",
+            "pt",
+            {"streaming": True, "max_steps": 100, "packing": True, "attn_impl": "flash_attn"},
+        ),
+        (
+            f"CUDA_VISIBLE_DEVICES=0,1,2,3 \\\nswift rlhf --rlhf_type dpo \\\n {START} --beta 0.1 --train_type lora",
+            "rlhf",
+            {"rlhf_type": "dpo", "beta": 0.1, "tuner_type": "lora"},
+        ),
+        (
+            f"NPROC_PER_NODE=8 NNODES=2 NODE_RANK=0 megatron sft {START} --tp_degree 2 --pp_degree 4 --packing True"
+            " --max_epochs 1 --save_interval 100 --save out --no_save_optim false",
+            "megatron sft",
+            {
+                "tensor_model_parallel_size": 2,
+                "pipeline_model_parallel_size": 4,
+                "packing": True,
+                "num_train_epochs": 1,
+                "save_steps": 100,
+                "no_save_optim": False,
+            },
+        ),
+        (
+            f"megatron rlhf --rlhf_type dpo {START} --context_parallel_size 2 --use_flash_attn true",
+            "megatron rlhf",
+            {"rlhf_type": "dpo", "context_parallel_size": 2, "attention_backend": "flash"},
+        ),
+        (
+            f"torchrun --nproc_per_node 8 swift/cli/_megatron/sft.py {START} --ep_degree 4",
+            "megatron sft",
+            {"expert_model_parallel_size": 4},
+        ),
+        (
+            f"swift sft {START} --sft_type lora --tuner_backend swift --template_type AUTO --dtype AUTO"
+            " --train_dataset_sample -1 --lora_target_modules ALL --use_flash_attn false --save_total_limit 2",
+            "sft",
+            {"tuner_type": "lora", "target_modules": ["all-linear"]},
+        ),
+        (
+            f"swift sft {START} --max_packed_length 4096 --use_flash_attn true --log_to_wandb True",
+            "sft",
+            {"packing": True, "packing_length": 4096, "attn_impl": "flash_attn", "report_to": ["wandb"]},
+        ),
+    ],
+)
+def test_commands_of_multi_node_guides(script: str, command: str, args: dict[str, Any]) -> None:
+    result = imported(script)
+    assert result.faults == []
+    assert result.recipe["swift"]["command"] == command
+    assert result.recipe["swift"]["args"] == {**BASE, **args}
+
+
+@pytest.mark.parametrize(
+    ("flag", "fault"),
+    [
+        ("--tp_degree 2", "only the megatron commands know it: tensor_model_parallel_size of `megatron sft`"),
+        ("--check_dataset_strategy warning", "leave it out: rows that cannot be used are always told"),
+        ("--train_dataset_sample 5000", "write dataset: [path#count]"),
+        ("--dataset data/train.jsonl", "write the absolute path that it has on the nodes"),
+        ("--deepspeed zero4", None),  # a value, which the plan refuses
+        ("--max_steps lots", "swift.args.max_steps: must be a whole number (got 'lots')"),
+        ("--lora_ranks 8", "did you mean 'lora_rank'?"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_explained(flag: str, fault: str | None) -> None:
+    faults = imported(f"swift sft {START} {flag}").faults
+    assert len(faults) == (fault is not None)
+    assert fault is None or fault in faults[0]
+
+
 def test_variables_of_the_script() -> None:
     args = args_of(
         'MODEL="/models/my model"\nEXTRA="--max_steps 5 --seed 1"\nDATA=${DATA:-/d.jsonl}\n'

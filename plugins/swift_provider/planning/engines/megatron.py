@@ -15,6 +15,7 @@ from swift_provider.planning.engines.setting import (
     argument,
     check_numbers,
     check_precision,
+    check_timeout,
     truth,
     whole,
 )
@@ -45,6 +46,7 @@ def complete(args: dict[str, Any], setting: Setting) -> list[Finding]:
         *_check_batch(args, parallel, setting.world_size),
         *_check_data(args),
         *_check_checkpoints(args, setting),
+        *check_timeout(args),
         *check_precision(args, setting.device),
     ]
 

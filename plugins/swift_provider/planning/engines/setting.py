@@ -12,6 +12,8 @@ from swift_provider.planning.shape import ModelShape
 
 #: A lost peer would otherwise hang for ms-swift's default of 18,000,000 s (208 days).
 DDP_TIMEOUT_S = 1800
+#: Outside of these a timeout works and is seldom meant.
+LEAST_DDP_TIMEOUT_S, MOST_DDP_TIMEOUT_S = 120, 6 * 3600
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,22 @@ def _number(value: Any) -> int | None:
         except ValueError:
             return None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def check_timeout(args: Mapping[str, Any]) -> list[Finding]:
+    """How long ranks wait for a lost one; the watchdog of PyTorch ends them only after that."""
+    seconds = _number(args.get("ddp_timeout"))
+    if seconds is None:
+        return []  # none, or a wrong type, which is said already
+    if seconds < 1:
+        return [argument("ddp_timeout", f"must be seconds from 1 on; leave it out for {DDP_TIMEOUT_S} (got {seconds})")]
+    if seconds < LEAST_DDP_TIMEOUT_S:
+        problem = f"{seconds} s is less than saving a checkpoint or tokenizing may take; leave it out"
+        return [argument("ddp_timeout", f"{problem} for {DDP_TIMEOUT_S} s", warning=True)]
+    if seconds > MOST_DDP_TIMEOUT_S:
+        problem = f"a lost peer would hold every GPU for {seconds / 3600:,.1f} h; leave it out for {DDP_TIMEOUT_S} s"
+        return [argument("ddp_timeout", problem, warning=True)]
+    return []
 
 
 def check_precision(args: Mapping[str, Any], device: str) -> list[Finding]:

@@ -16,6 +16,7 @@ from swift_provider.planning.engines.setting import (
     argument,
     check_numbers,
     check_precision,
+    check_timeout,
     truth,
     whole,
 )
@@ -47,6 +48,8 @@ def complete(args: dict[str, Any], setting: Setting) -> list[Finding]:
         *_check_world(args, setting.world_size),
         *_check_data(args, setting.command),
         *_check_resume(args),
+        *check_timeout(args),
+        *_check_device(args, setting),
         *check_precision(args, setting.device),
     ]
 
@@ -75,6 +78,15 @@ def _check_world(args: Mapping[str, Any], world_size: int) -> list[Finding]:
     name = "sequence_parallel_size" if whole(args, "sequence_parallel_size", 1) > 1 else "deepspeed_autotp_size"
     problem = f"{world_size} GPUs cannot be split into groups of {ranks}; choose a divisor of {world_size}"
     return [argument(name, f"{problem} (got {shorten(args[name])})")]
+
+
+def _check_device(args: Mapping[str, Any], setting: Setting) -> list[Finding]:
+    if setting.device == "cpu" or not truth(args.get("use_cpu")):
+        return []
+    problem = "would train on the CPU while the GPUs are held; leave it out, or take a cluster with device: cpu"
+    if args.get("fsdp"):
+        problem = "excludes fsdp, which shards over GPUs; leave it out"
+    return [argument("use_cpu", f"{problem} (got {shorten(args['use_cpu'])})")]
 
 
 def _check_data(args: Mapping[str, Any], command: str) -> list[Finding]:
