@@ -562,6 +562,8 @@ class BackupRequest:
     state_dir: str = ""  # where the records of unfinished multipart uploads are kept
     part_size: int = 10 * 1024 * 1024  # bytes
     threads: int = 4
+    bandwidth: int = 0  # bytes per second that all threads together may send; 0: as fast as it goes
+    low_priority: bool = False  # leave disk and processors to everybody else
 
 
 @dataclass
@@ -571,6 +573,9 @@ class BackupReply:
     files: List[StoredFile] = field(default_factory=list)
     sent: int = 0  # bytes that were sent now
     errors: Dict[str, str] = field(default_factory=dict)
+    copied: int = 0  # bytes that the bucket had already, in another checkpoint, and copied by itself
+    leftovers: int = 0  # unfinished uploads of dead senders that were dropped
+    seconds: float = 0.0
 
 
 @dataclass
@@ -597,6 +602,8 @@ class FetchRequest:
 
     target: OssTarget  # prefix = the checkpoint's folder in the bucket
     destination: str  # absolute path of the folder to create
+    threads: int = 4
+    bandwidth: int = 0  # bytes per second that all threads together may receive; 0: as fast as it goes
 
 
 @dataclass
@@ -607,6 +614,7 @@ class FetchReply:
     files: int = 0
     size: int = 0
     error: Optional[str] = None
+    received: int = 0  # bytes that came over the network now
 
 
 # ---------------------------------------------------------------------------------------------------------------
