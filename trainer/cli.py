@@ -23,6 +23,7 @@ VERBS: Dict[str, Tuple[str, str, str]] = {
     "jobs": ("trainer.jobs", "jobs", "JobsRequest"),
     "checkpoints": ("trainer.checkpoints.scan", "checkpoints", "CheckpointsRequest"),
     "backup": ("trainer.transfer", "backup", "BackupRequest"),
+    "mirror": ("trainer.mirror", "mirror", "MirrorRequest"),
     "prune": ("trainer.prune", "prune", "PruneRequest"),
     "fetch": ("trainer.transfer", "fetch", "FetchRequest"),
 }
@@ -59,6 +60,10 @@ def main() -> int:
             from trainer.supervise import supervise
 
             return supervise(*arguments[1:])
+        if verb == "_mirror":
+            from trainer.mirror import run
+
+            return run(*arguments[1:])
         reply = answer(verb, sys.stdin.buffer.read().decode("utf-8"))
     except Exception as error:
         sys.stderr.write(describe(verb or "trainer", error) + "\n")

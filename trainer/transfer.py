@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, Dict, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Tuple
 
 from trainer import store
 from trainer.files import PRIVATE_FOLDER, locked, sync_folder
 from trainer.manifest import NAME, is_plain
 from trainer.protocol import BackupReply, BackupRequest, FetchReply, FetchRequest, Manifest, StoredFile
+
+if TYPE_CHECKING:
+    import oss2
 
 _PATIENCE_S = 3600.0  # that one transfer waits for another one of the same checkpoint
 
@@ -43,7 +46,7 @@ def send(
     pace.total += sum(_size_of(os.path.join(folder, path)) for path in paths.values())
     with locked(os.path.join(state_dir, f"{request.checkpoint}.lock"), _PATIENCE_S):
         try:
-            fixed = _fixed(request)
+            fixed = _fixed(request, bucket)
         except store.StoreError as error:
             reply.errors.update(dict.fromkeys(paths.values(), str(error)))
             return reply
@@ -61,9 +64,9 @@ def send(
     return reply
 
 
-def _fixed(request: BackupRequest) -> Dict[str, Tuple[int, str]]:
+def _fixed(request: BackupRequest, bucket: oss2.Bucket) -> Dict[str, Tuple[int, str]]:
     """What a manifest in the bucket speaks for already: it must never become a lie."""
-    manifest = store.read_manifest(request.target)
+    manifest = store.read_manifest(request.target, bucket)
     return {request.target.key(file.path): (file.size, file.crc64) for file in manifest.files} if manifest else {}
 
 

@@ -27,6 +27,7 @@ COPY_PART = 1 << 30  # bytes that the server is asked to copy in one request; mo
 _MIB = 1 << 20
 
 FileId = Tuple[int, int, int]
+Part = Tuple[int, int, int]  # number, offset, length
 
 
 class CancelledError(StoreError):
@@ -210,12 +211,10 @@ class Upload:
         """CRC64 of all parts together, and the bytes that were sent now."""
         import oss2
 
-        size = part_size_for(self._size, self._settings.part_size)
-        parts = [(n + 1, at, min(size, self._size - at)) for n, at in enumerate(range(0, self._size, size))]
-        upload_id, done = self._resume(before, size, parts)
+        upload_id, parts, done = self._resume(before)
         failed = threading.Event()
 
-        def send(part: Tuple[int, int, int]) -> Tuple[str, int]:
+        def send(part: Part) -> Tuple[str, int]:
             number, offset, length = part
             if failed.is_set():
                 raise CancelledError("another part has failed")
@@ -244,27 +243,29 @@ class Upload:
         self._complete(upload_id, [oss2.models.PartInfo(number, done[number][0]) for number, _, _ in parts])
         return crc, sum(length for _, _, length in missing)
 
-    def _resume(
-        self, before: FileId, size: int, parts: List[Tuple[int, int, int]]
-    ) -> Tuple[str, Dict[int, Tuple[str, int]]]:
-        """The upload to go on with, and its parts that are proven: noted, still in the file, and at the server."""
-        wanted = {"key": self._key, "file": list(before), "part_size": size}
+    def _resume(self, before: FileId) -> Tuple[str, List[Part], Dict[int, Tuple[str, int]]]:
+        """The upload to go on with, its parts, and those of them that are proven: noted, in the file, and there."""
+        wanted = {"key": self._key, "file": list(before)}
         known = self._journal.head()
         if known is not None and {name: known.get(name) for name in wanted} == wanted:
             there = self._parts_there(str(known.get("upload_id")))
             if there is not None:
-                noted, done = self._journal.parts(), {}
+                parts, noted, done = self._cut(int(known["part_size"])), self._journal.parts(), {}
                 for number, offset, length in parts:
                     etag, crc = (noted.get(number) or ["", -1])[:2]
                     if there.get(number) == (etag, length) and self._still_is(offset, length, crc):
                         done[number] = (str(etag), int(crc))
                         self._pace.skip(length)
-                return str(known["upload_id"]), done
+                return str(known["upload_id"]), parts, done
         elif known is not None:
             self.abort()  # of a file that is no more
+        size = part_size_for(self._size, self._settings.part_size)
         upload_id = retrying(lambda: self._bucket.init_multipart_upload(self._key).upload_id, f"POST {self._key}")
-        self._journal.begin({**wanted, "upload_id": upload_id})
-        return upload_id, {}
+        self._journal.begin({**wanted, "part_size": size, "upload_id": upload_id})
+        return upload_id, self._cut(size), {}
+
+    def _cut(self, size: int) -> List[Part]:
+        return [(n + 1, at, min(size, self._size - at)) for n, at in enumerate(range(0, self._size, size))]
 
     def _still_is(self, offset: int, length: int, crc: int) -> bool:
         # Reading is hundreds of times cheaper than sending again, and times of files have lied before.
