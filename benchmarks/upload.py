@@ -1,4 +1,4 @@
-"""Four shards to a sink on loopback, ours against others; a second checkpoint; finding checkpoints among many objects."""
+"""Four shards to a sink on loopback, ours against others; a second checkpoint; checkpoints among many objects."""
 
 from __future__ import annotations
 

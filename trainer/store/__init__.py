@@ -1,5 +1,6 @@
 """Object storage, for both sides: the one package that speaks to OSS; it imports ``oss2`` on first use."""
 
+from trainer.store.body import CancelledError
 from trainer.store.checkpoints import (
     delete_checkpoint,
     find_manifests,
@@ -22,7 +23,7 @@ from trainer.store.download import Wanted, get_files
 from trainer.store.files import crc64_of, get_file, put_file
 from trainer.store.pace import Pace, yield_to_others
 from trainer.store.sender import FILES_AT_ONCE, Sender
-from trainer.store.upload import CancelledError, Settings
+from trainer.store.upload import Settings
 
 __all__ = [
     "FILES_AT_ONCE",

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Dict, Mapping, Optional, Sequence, Tuple
 from trainer.store.client import Stored, StoreError, list_uploads
 from trainer.store.crc64 import of_file
 from trainer.store.ledger import Entry, Ledger, stat_of
-from trainer.store.upload import Sent, Settings, Upload, abort_upload
+from trainer.store.multipart import abort_upload
+from trainer.store.upload import Sent, Settings, Upload
 
 if TYPE_CHECKING:
     import oss2

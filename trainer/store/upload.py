@@ -5,16 +5,19 @@ Each byte is read once, in blocks of a megabyte: the memory in use does not depe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from trainer.store import crc64
-from trainer.store.client import Stored, StoreError, UnprovenError, describe, head, retrying
+from trainer.store.body import Body, CancelledError
+from trainer.store.client import Stored, StoreError, UnprovenError, head, retrying
 from trainer.store.journal import Journal
+from trainer.store.multipart import PartsError, abort_upload, complete_upload, copy_inside, parts_there
 from trainer.store.pace import Pace
 
 if TYPE_CHECKING:
@@ -23,15 +26,10 @@ if TYPE_CHECKING:
 MAX_PARTS = 10_000  # the server's limit
 MIN_PART = 100 * 1024  # bytes, the server's limit
 MULTIPART_FROM = 16 << 20  # bytes; smaller files go in one request
-COPY_PART = 1 << 30  # bytes that the server is asked to copy in one request; more may take it longer than we wait
 _MIB = 1 << 20
 
 FileId = Tuple[int, int, int]
 Part = Tuple[int, int, int]  # number, offset, length
-
-
-class CancelledError(StoreError):
-    """The transfer was told to stop; what is done so far is noted."""
 
 
 @dataclass(frozen=True)
@@ -71,38 +69,6 @@ def part_size_for(size: int, wanted: int) -> int:
 def file_id(stat: os.stat_result) -> FileId:
     """What changes when a file is written to or replaced: size, modification time, inode."""
     return (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-class _Body:
-    """A piece of a file as the body of a request, read and summed up block by block while it is sent."""
-
-    def __init__(self, descriptor: int, offset: int, length: int, pace: Pace, cancelled: Callable[[], bool]) -> None:
-        self._descriptor, self._offset, self._length, self._pace = descriptor, offset, length, pace
-        self._cancelled = cancelled
-        self.crc, self.taken = 0, 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[memoryview]:
-        self.give_back()
-        buffer = memoryview(bytearray(min(_MIB, self._length)))
-        while self.taken < self._length:
-            if self._cancelled():
-                raise CancelledError("the transfer was told to stop")
-            wanted = min(len(buffer), self._length - self.taken)
-            count = os.preadv(self._descriptor, [buffer[:wanted]], self._offset + self.taken)
-            if not count:
-                raise StoreError("the file became shorter while it was sent")
-            self.crc = crc64.update(self.crc, buffer[:count])
-            self.taken += count
-            self._pace.take(count)
-            yield buffer[:count]
-
-    def give_back(self) -> None:
-        """Count as not sent what is to be sent again."""
-        self._pace.skip(-self.taken)
-        self.crc, self.taken = 0, 0
 
 
 class Upload:
@@ -156,11 +122,13 @@ class Upload:
                 self._forget()
                 return Sent(there)
         if copy_from is not None and known_crc is not None:
-            copied = self._copy(copy_from, known_crc)
-            if copied is not None:
-                self._pace.skip(self._size)
-                self._forget()
-                return Sent(copied, copied=self._size)
+            with contextlib.suppress(StoreError):  # a saving, never a need: what cannot be copied is sent
+                copy_inside(self._bucket, copy_from, self._key)
+                copied = head(self._bucket, self._key)
+                if copied is not None and (copied.size, copied.crc64) == (self._size, str(known_crc)):
+                    self._pace.skip(self._size)
+                    self._forget()
+                    return Sent(copied, copied=self._size)
         return retrying(functools.partial(self._send, before), f"PUT {self._key}")
 
     def _send(self, before: FileId) -> Sent:
@@ -187,10 +155,10 @@ class Upload:
         self._request(lambda: self._bucket.put_object(self._key, body if self._size else b""), body)
         return body.crc
 
-    def _body(self, offset: int, length: int) -> _Body:
-        return _Body(self._descriptor, offset, length, self._pace, self._settings.cancelled)
+    def _body(self, offset: int, length: int) -> Body:
+        return Body(self._descriptor, offset, length, self._pace, self._settings.cancelled)
 
-    def _request(self, send: Callable[[], Any], body: _Body) -> Any:
+    def _request(self, send: Callable[[], Any], body: Body) -> Any:
         """Send a body until the server has the same bytes of it."""
 
         def attempt() -> Any:
@@ -209,8 +177,6 @@ class Upload:
 
     def _put_parts(self, before: FileId) -> Tuple[int, int]:
         """CRC64 of all parts together, and the bytes that were sent now."""
-        import oss2
-
         upload_id, parts, done = self._resume(before)
         failed = threading.Event()
 
@@ -240,7 +206,12 @@ class Upload:
         crc = 0
         for number, _, length in parts:
             crc = crc64.combine(crc, done[number][1], length)
-        self._complete(upload_id, [oss2.models.PartInfo(number, done[number][0]) for number, _, _ in parts])
+        try:
+            numbered = [(number, done[number][0]) for number, _, _ in parts]
+            complete_upload(self._bucket, self._key, upload_id, numbered)
+        except PartsError as error:
+            self.abort()  # from the beginning
+            raise UnprovenError(str(error)) from None
         return crc, sum(length for _, _, length in missing)
 
     def _resume(self, before: FileId) -> Tuple[str, List[Part], Dict[int, Tuple[str, int]]]:
@@ -248,7 +219,7 @@ class Upload:
         wanted = {"key": self._key, "file": list(before)}
         known = self._journal.head()
         if known is not None and {name: known.get(name) for name in wanted} == wanted:
-            there = self._parts_there(str(known.get("upload_id")))
+            there = parts_there(self._bucket, self._key, str(known.get("upload_id")))
             if there is not None:
                 parts, noted, done = self._cut(int(known["part_size"])), self._journal.parts(), {}
                 for number, offset, length in parts:
@@ -271,44 +242,6 @@ class Upload:
         # Reading is hundreds of times cheaper than sending again, and times of files have lied before.
         return crc64.of_range(self._descriptor, offset, length) == crc
 
-    def _parts_there(self, upload_id: str) -> Optional[Dict[int, Tuple[str, int]]]:
-        import oss2
-
-        found: Dict[int, Tuple[str, int]] = {}
-        marker = ""
-        while True:
-            ask = functools.partial(self._bucket.list_parts, self._key, upload_id, marker=marker)
-
-            def page(ask: Callable[[], Any] = ask) -> Any:
-                try:
-                    return ask()
-                except oss2.exceptions.NoSuchUpload:
-                    return None
-
-            answer = retrying(page, f"parts of {self._key}")
-            if answer is None:
-                return None
-            found.update({part.part_number: (part.etag, part.size) for part in answer.parts})
-            if not answer.is_truncated:
-                return found
-            marker = answer.next_marker
-
-    def _complete(self, upload_id: str, parts: List[Any]) -> None:
-        import oss2
-
-        def complete() -> None:
-            try:
-                self._bucket.complete_multipart_upload(self._key, upload_id, parts)
-            except oss2.exceptions.NoSuchUpload:
-                return  # done already, and the answer was lost; else the head that follows tells
-            except oss2.exceptions.ServerError as error:
-                if error.status < 500 and error.status not in (408, 429):
-                    self._forget()  # parts that do not fit together: from the beginning
-                    raise UnprovenError(f"{self._key}: {describe(error)}") from None
-                raise
-
-        retrying(complete, f"POST {self._key}")
-
     def abort(self) -> None:
         """Drop the upload that the journal speaks of, at the server as well."""
         known = self._journal.head()
@@ -319,40 +252,6 @@ class Upload:
     def _forget(self) -> None:
         self._journal.end()
 
-    # -- inside the bucket ---------------------------------------------------------------------------------------
-
-    def _copy(self, source: Stored, crc: int) -> Optional[Stored]:
-        """Have the server copy ``source``; ``None`` when that is gone, is another one by now, or may not be copied."""
-        try:
-            if self._size <= COPY_PART:
-                guard = {"x-oss-copy-source-if-match": source.etag} if source.etag else {}
-                copy = functools.partial(
-                    self._bucket.copy_object, self._bucket.bucket_name, source.key, self._key, headers=guard
-                )
-                retrying(copy, f"copy to {self._key}")
-            else:
-                self._copy_in_parts(source)
-        except StoreError:
-            return None  # a saving, never a need: the file is sent instead
-        stored = head(self._bucket, self._key)
-        return stored if stored is not None and (stored.size, stored.crc64) == (self._size, str(crc)) else None
-
-    def _copy_in_parts(self, source: Stored) -> None:
-        import oss2
-
-        bucket, name = self._bucket, self._bucket.bucket_name
-        upload_id = retrying(lambda: bucket.init_multipart_upload(self._key).upload_id, f"POST {self._key}")
-        try:
-            parts = []
-            for number, offset in enumerate(range(0, self._size, COPY_PART), 1):
-                span = (offset, min(offset + COPY_PART, self._size) - 1)
-                copy = functools.partial(bucket.upload_part_copy, name, source.key, span, self._key, upload_id, number)
-                parts.append(oss2.models.PartInfo(number, retrying(copy, f"copy to {self._key}").etag))
-            self._complete(upload_id, parts)
-        except StoreError:
-            abort_upload(bucket, self._key, upload_id)
-            raise
-
 
 def _gather(futures: List[Any]) -> Iterable[Any]:
     """The results of all; the first real error once all have come to rest, so that nothing runs on behind our back."""
@@ -360,14 +259,3 @@ def _gather(futures: List[Any]) -> Iterable[Any]:
     if errors:
         raise next((error for error in errors if not isinstance(error, CancelledError)), errors[0])
     return [future.result() for future in futures]
-
-
-def abort_upload(bucket: oss2.Bucket, key: str, upload_id: str) -> bool:
-    """Drop an unfinished upload and its parts; ``False`` when it was gone or the server refuses."""
-    import oss2
-
-    try:
-        retrying(lambda: bucket.abort_multipart_upload(key, upload_id), f"DELETE upload of {key}")
-    except (StoreError, oss2.exceptions.OssError):
-        return False
-    return True

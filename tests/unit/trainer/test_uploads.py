@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from local.oss_server.serving import running_server
 from trainer import protocol, store, transfer
 from trainer.protocol import BackupReply, BackupRequest, Manifest, OssCredentials, OssTarget
-from trainer.store import client, crc64, upload
+from trainer.store import client, crc64, multipart, upload
 from trainer.store.client import list_uploads
 from trainer.store.journal import Journal
 from trainer.store.pace import Pace
@@ -285,7 +285,7 @@ def test_the_next_checkpoint_sends_only_what_is_new(server, output, target):
 
 
 def test_big_objects_are_copied_in_parts(output, target, monkeypatch):
-    monkeypatch.setattr(upload, "COPY_PART", 2 * PART)
+    monkeypatch.setattr(multipart, "COPY_PART", 2 * PART)
     backup(output, target)
     second = dataclasses.replace(target, prefix=target.prefix[:-1] + "16")
     fill(output / "checkpoint-16", SIZES)
