@@ -7,6 +7,7 @@ unless asked: other clients live in other environments.
 from __future__ import annotations
 
 import http.client
+import importlib
 import json
 import resource
 import shutil
@@ -121,6 +122,7 @@ def main() -> None:
     client, direction, endpoint, folder = sys.argv[1:5]
     prefix = sys.argv[5] if len(sys.argv) > 5 else "run/checkpoint-1"
     run = {"ours": ours, "oss2": oss2_defaults, "opendal": opendal, "raw": raw}[client]
+    importlib.import_module({"ours": "oss2", "oss2": "oss2", "opendal": "opendal", "raw": "http.client"}[client])
     began, cpu = time.monotonic(), time.process_time()
     facts = run(direction == "send", endpoint, Path(folder), prefix)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu

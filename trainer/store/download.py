@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
 from trainer.files import PRIVATE_FILE, remove_quietly
 from trainer.store import crc64
@@ -209,4 +209,15 @@ def get_files(
         errors: List[BaseException] = [e for e in (job.exception() for job in jobs) if e is not None]
         if errors:
             raise errors[0]
+        _sweep({item.path for item in wanted})
         return sum(job.result() for job in jobs)
+
+
+def _sweep(paths: Set[str]) -> None:
+    """Remove what a receiver that was killed left beside files that are whole by now."""
+    for folder in {os.path.dirname(path) for path in paths}:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                whole = entry.path.rpartition(UNFINISHED)[0]
+                if whole in paths and entry.path not in paths:
+                    remove_quietly(entry.path)

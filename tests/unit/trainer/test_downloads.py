@@ -114,11 +114,21 @@ def test_a_disk_that_is_too_small_is_told_at_once(server, target, tmp_path, monk
     assert server.faults.state()[0]["hits"] == 0
 
 
+@pytest.mark.parametrize("left", ["shard.pt.download", "shard.pt.download.jsonl", "shard.pt.download.jsonl.7-9.tmp"])
+def test_what_a_kill_at_the_last_moment_leaves_is_swept_up(target, tmp_path, left):
+    _, file = put(target, "shard.pt", 3 * PART)
+    get(target, tmp_path / "shard.pt", file)
+    (tmp_path / left).write_text("left")
+    (tmp_path / "model.download").write_text("somebody else's")
+    assert get(target, tmp_path / "shard.pt", file) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.download", "shard.pt"]
+
+
 def test_killed_at_any_moment_and_in_place_only_when_whole(server, target, tmp_path, node, monkeypatch):
     monkeypatch.undo()
     files = [put(target, f"shard-{number}.pt", 9 << 20, number)[1] for number in range(3)]
     store.write_manifest(target, Manifest("checkpoint-8", 8, "full", "complete", files))
-    server.inject(kind="slow", bytes_per_second=8 << 20, operation="get_object", times=None)
+    server.inject(kind="slow", bytes_per_second=20 << 20, operation="get_object", times=None)
     noise = random.Random(3)  # noqa: S311
     kills = 0
     for turn in range(4):
@@ -127,7 +137,7 @@ def test_killed_at_any_moment_and_in_place_only_when_whole(server, target, tmp_p
             child = node.popen("fetch", FetchRequest(target, str(destination)))
             child.stdin = None
             try:
-                text, _ = child.communicate(timeout=noise.uniform(0.3, 0.9))
+                text, _ = child.communicate(timeout=noise.uniform(0.4, 1.6))
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.communicate()
