@@ -36,7 +36,7 @@ from trainer.protocol import (
 )
 
 POLL_S = 1.0
-SETTLED_S = 60.0  # without a change, after which a part of a checkpoint that this node cannot judge counts as written
+SETTLED_S = 20.0  # without a change, after which a part of a checkpoint that this node cannot judge counts as written
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 600.0  # after an upload that failed
 READY_S = 30
 
@@ -182,7 +182,9 @@ class Mirror:
                 self._quiet[name] = (files, time.monotonic())
             if self._passed.get(name) == files:
                 continue
-            if name in complete or (files and time.monotonic() - self._quiet[name][1] >= SETTLED_S):
+            if name in complete or (
+                self._request.partial and files and time.monotonic() - self._quiet[name][1] >= SETTLED_S
+            ):
                 return name
         return None
 
@@ -227,8 +229,8 @@ class Mirror:
             self._state.sent, self._state.copied = self._state.sent + reply.sent, self._state.copied + reply.copied
             say(f"{name}: {len(reply.files)} files proven in {place.url}, {reply.sent} bytes sent in {reply.seconds} s")
         elif not self._over and os.path.isdir(os.path.join(self._request.output_dir, name)):
-            path, error = next(iter(reply.errors.items()))
-            self._state.error = f"{name}: {path}: {error}; {len(reply.errors)} of {len(files)} files; tried again"
+            path, why = next(iter(reply.errors.items()))
+            self._state.error = f"{name}: {path}: {why}; {len(reply.errors)} of {len(files)} files; tried again"
             say(self._state.error)
             self._not_before = time.monotonic() + self._pause
             self._pause = min(LONGEST_PAUSE_S, 2 * self._pause)

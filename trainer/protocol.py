@@ -610,6 +610,7 @@ class MirrorRequest:
     node: str = ""
     share: int = 0  # of nodes that see the same files, this one sends every ``shares``-th
     shares: int = 1
+    partial: bool = False  # nodes share no disk: what this node cannot judge alone is sent when it has settled
     state_dir: str = ""  # default: ``<workdir>/uploads``
     part_size: int = 10 * 1024 * 1024  # bytes
     threads: int = 2

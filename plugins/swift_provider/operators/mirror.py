@@ -39,6 +39,7 @@ async def _mirror(plan: LaunchPlan, job_id: str, target: OssTarget) -> list[str]
             node=node.name,
             share=index if plan.shared else 0,
             shares=len(plan.nodes) if plan.shared else 1,
+            partial=len(plan.nodes) > 1 and not plan.shared,
             bandwidth=plan.checkpoints.upload_bandwidth or 0,
         )
         for index, node in enumerate(plan.nodes)
