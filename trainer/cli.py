@@ -23,6 +23,7 @@ VERBS: Dict[str, Tuple[str, str, str]] = {
     "jobs": ("trainer.jobs", "jobs", "JobsRequest"),
     "checkpoints": ("trainer.checkpoints.scan", "checkpoints", "CheckpointsRequest"),
     "backup": ("trainer.transfer", "backup", "BackupRequest"),
+    "mirror": ("trainer.mirror", "mirror", "MirrorRequest"),
     "prune": ("trainer.prune", "prune", "PruneRequest"),
     "fetch": ("trainer.transfer", "fetch", "FetchRequest"),
 }

@@ -27,6 +27,10 @@ class JobPaths:
         self.stop_request = os.path.join(folder, "stop.json")
         self.commit = os.path.join(folder, "commit.json")
         self.processes = os.path.join(folder, "processes.json")
+        self.mirror_state = os.path.join(folder, "mirror.json")
+        self.mirror_log = os.path.join(folder, "mirror.log")
+        self.mirror_lock = os.path.join(folder, "mirror.lock")
+        self.mirror_keys = os.path.join(folder, "mirror.keys")
 
     @property
     def job_id(self) -> str:

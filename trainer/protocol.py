@@ -138,6 +138,26 @@ class Progress:
 
 
 @dataclass
+class MirrorState:
+    """What the uploader beside a job does. Bytes; ``done`` of ``total`` of the checkpoint that it sends now.
+
+    ``safe`` are the checkpoints of which this node's files are proven to be in the bucket; the manifest is the backup
+    task's to write. ``error`` is what the last upload failed with; it is tried again.
+    """
+
+    checkpoint: str = ""
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0  # bytes per second
+    remaining_s: Optional[float] = None
+    safe: List[str] = field(default_factory=list)
+    sent: int = 0
+    copied: int = 0
+    error: Optional[str] = None
+    updated_at: float = 0.0
+
+
+@dataclass
 class JobState:
     """``state.json`` of a job: written by its supervisor alone, by rename, about once a second while it runs.
 
@@ -164,6 +184,7 @@ class JobState:
     progress: Optional[Progress] = None
     checkpoints: List[str] = field(default_factory=list)  # names, oldest first; complete ones only
     error: Optional[str] = None
+    mirror: Optional[MirrorState] = None
 
 
 @dataclass(frozen=True)
@@ -562,6 +583,8 @@ class BackupRequest:
     state_dir: str = ""  # where the records of unfinished multipart uploads are kept
     part_size: int = 10 * 1024 * 1024  # bytes
     threads: int = 4
+    bandwidth: int = 0  # bytes per second that all threads together may send; 0: as fast as it goes
+    low_priority: bool = False  # leave disk and processors to everybody else
 
 
 @dataclass
@@ -571,6 +594,36 @@ class BackupReply:
     files: List[StoredFile] = field(default_factory=list)
     sent: int = 0  # bytes that were sent now
     errors: Dict[str, str] = field(default_factory=dict)
+    copied: int = 0  # bytes that the bucket had already, in another checkpoint, and copied by itself
+    leftovers: int = 0  # unfinished uploads of dead senders that were dropped
+    seconds: float = 0.0
+
+
+@dataclass
+class MirrorRequest:
+    """``mirror``: while the job runs, send each checkpoint as soon as it is there; or hand new keys to who does."""
+
+    workdir: str
+    job_id: str
+    output_dir: str
+    target: OssTarget  # prefix = the run's folder in the bucket
+    node: str = ""
+    share: int = 0  # of nodes that see the same files, this one sends every ``shares``-th
+    shares: int = 1
+    partial: bool = False  # nodes share no disk: what this node cannot judge alone is sent when it has settled
+    state_dir: str = ""  # default: ``<workdir>/uploads``
+    part_size: int = 10 * 1024 * 1024  # bytes
+    threads: int = 2
+    bandwidth: int = 0  # bytes per second; 0: as fast as it goes
+
+
+@dataclass
+class MirrorReply:
+    """``error`` is ``None`` when a mirror runs with these keys."""
+
+    started: bool = False
+    refreshed: bool = False
+    error: Optional[str] = None
 
 
 @dataclass
@@ -597,6 +650,8 @@ class FetchRequest:
 
     target: OssTarget  # prefix = the checkpoint's folder in the bucket
     destination: str  # absolute path of the folder to create
+    threads: int = 4
+    bandwidth: int = 0  # bytes per second that all threads together may receive; 0: as fast as it goes
 
 
 @dataclass
@@ -607,6 +662,7 @@ class FetchReply:
     files: int = 0
     size: int = 0
     error: Optional[str] = None
+    received: int = 0  # bytes that came over the network now
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -153,14 +153,14 @@ def _cache_key(bucket: str, key: str, objects: List[store.Stored]) -> str:
 
 def _download(target: OssTarget, key: str, objects: List[store.Stored], path: str) -> int:
     """Bring all objects beside ``path``, then put them there in one step; an interrupted download goes on later."""
-    bucket, partial, fetched = store.open_bucket(target), f"{path}.partial", 0
-    is_folder = not key or key.endswith("/")
+    bucket, partial = store.open_bucket(target), f"{path}.partial"
+    is_folder, wanted = not key or key.endswith("/"), []
     for item in objects:
         proven = item if item.crc64 else store.head(bucket, item.key)
         if proven is None or proven.size != item.size:
             raise store.StoreError(f"{item.key} changed while it was staged")
         local = os.path.join(partial, item.key[len(key) :]) if is_folder else partial
-        os.makedirs(os.path.dirname(local), mode=PRIVATE_FOLDER, exist_ok=True)
-        fetched += store.get_file(bucket, item.key, local, proven.size, proven.crc64)
+        wanted.append(store.Wanted(item.key, local, proven.size, proven.crc64))
+    fetched = store.get_files(bucket, wanted)
     os.rename(partial, path)
     return fetched

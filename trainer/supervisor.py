@@ -23,7 +23,7 @@ from trainer.launch import launch, prove_launchable
 from trainer.paths import JobPaths, NodePaths
 from trainer.ports import PortPromise
 from trainer.progress import ProgressReader
-from trainer.protocol import Holder, Identity, JobSpec, JobState, Phase, StopReason
+from trainer.protocol import Holder, Identity, JobSpec, JobState, MirrorState, Phase, StopReason
 from trainer.ranks import RankWatch
 
 TICK_S = 0.25  # longest sleep; the end of a child or of a rank and a signal wake it at once
@@ -215,6 +215,7 @@ class Supervisor:
                 self._state.progress = self._progress.poll()
         with complaints("checkpoints"):
             self._state.checkpoints = self._checkpoints.poll()
+        self._state.mirror = records.read(MirrorState, self._job.mirror_state)
 
     # -- the decision to end ----------------------------------------------------------------------------------
 

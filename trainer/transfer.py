@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Dict
+import time
+from typing import TYPE_CHECKING, Callable, Dict, Tuple
 
 from trainer import store
 from trainer.files import PRIVATE_FOLDER, locked, sync_folder
-from trainer.manifest import is_plain
+from trainer.manifest import NAME, is_plain
 from trainer.protocol import BackupReply, BackupRequest, FetchReply, FetchRequest, Manifest, StoredFile
+
+if TYPE_CHECKING:
+    import oss2
 
 _PATIENCE_S = 3600.0  # that one transfer waits for another one of the same checkpoint
 
@@ -18,25 +22,59 @@ def backup(request: BackupRequest) -> BackupReply:
 
     Raises:
         StoreError: the bucket cannot be used at all.
+        TimeoutError: another process has been sending this checkpoint for an hour.
     """
+    if request.low_priority:
+        store.yield_to_others()
+    return send(request, store.Keyring(request.target.credentials), store.Pace(0, request.bandwidth))
+
+
+def send(
+    request: BackupRequest, keyring: store.Keyring, pace: store.Pace, cancelled: Callable[[], bool] = lambda: False
+) -> BackupReply:
+    """Send the named files: :func:`backup` for a caller that watches, replaces keys, or changes its mind."""
     folder = os.path.join(request.output_dir, request.checkpoint)
     state_dir = request.state_dir or os.path.join(request.output_dir, ".backup")
     os.makedirs(state_dir, mode=PRIVATE_FOLDER, exist_ok=True)
-    bucket, reply = store.open_bucket(request.target), BackupReply()
+    settings = store.Settings(state_dir, request.part_size, request.threads, pace, cancelled)
+    bucket = store.open_bucket(request.target, keyring, connections=request.threads + store.FILES_AT_ONCE)
+    reply, began = BackupReply(), time.monotonic()
+    paths = {request.target.key(path): path for path in request.files if is_plain(path) and path != NAME}
+    for path in request.files:
+        if path not in paths.values():
+            reply.errors[path] = "refused: not a plain relative path of a file of a checkpoint"
+    pace.total += sum(_size_of(os.path.join(folder, path)) for path in paths.values())
     with locked(os.path.join(state_dir, f"{request.checkpoint}.lock"), _PATIENCE_S):
-        for path in request.files:
-            if not is_plain(path):
-                reply.errors[path] = "refused: not a plain relative path"
-                continue
-            key, local = request.target.key(path), os.path.join(folder, path)
-            try:
-                stored, sent = store.put_file(bucket, key, local, state_dir, request.part_size, request.threads)
-            except (store.StoreError, OSError) as error:
-                reply.errors[path] = str(error)
-            else:
-                reply.files.append(StoredFile(path, stored.size, stored.crc64, request.node))
-                reply.sent += sent
+        try:
+            fixed = _fixed(request, bucket)
+        except store.StoreError as error:
+            reply.errors.update(dict.fromkeys(paths.values(), str(error)))
+            return reply
+        sender = store.Sender(bucket, request.target.prefix, settings, fixed)
+        outcome = sender.send([(os.path.join(folder, path), key) for key, path in paths.items()])
+        reply.leftovers = sender.clean_up(list(outcome.proven))
+    for key, path in paths.items():
+        if key in outcome.errors:
+            reply.errors[path] = outcome.errors[key]
+            continue
+        sent = outcome.proven[key]
+        reply.files.append(StoredFile(path, sent.stored.size, sent.stored.crc64, request.node))
+        reply.sent, reply.copied = reply.sent + sent.sent, reply.copied + sent.copied
+    reply.seconds = round(time.monotonic() - began, 3)
     return reply
+
+
+def _fixed(request: BackupRequest, bucket: oss2.Bucket) -> Dict[str, Tuple[int, str]]:
+    """What a manifest in the bucket speaks for already: it must never become a lie."""
+    manifest = store.read_manifest(request.target, bucket)
+    return {request.target.key(file.path): (file.size, file.crc64) for file in manifest.files} if manifest else {}
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def fetch(request: FetchRequest) -> FetchReply:
@@ -66,14 +104,16 @@ def _fetch(request: FetchRequest, destination: str, partial: str) -> FetchReply:
             path, what = next(iter(wrong.items()))
             return FetchReply(error=f"{destination} exists and differs: {path} {what}. Move it away and try again")
         return FetchReply(destination, len(manifest.files), manifest.total_bytes)
-    bucket = store.open_bucket(request.target)
-    for file in manifest.files:
-        path = os.path.join(partial, file.path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        store.get_file(bucket, request.target.key(file.path), path, file.size, file.crc64)
+    bucket = store.open_bucket(request.target, connections=2 * request.threads)
+    wanted = [
+        store.Wanted(request.target.key(file.path), os.path.join(partial, file.path), file.size, file.crc64)
+        for file in manifest.files
+    ]
+    pace = store.Pace(manifest.total_bytes, request.bandwidth)
+    received = store.get_files(bucket, wanted, request.threads, pace)
     os.rename(partial, destination)
     sync_folder(os.path.dirname(destination))
-    return FetchReply(destination, len(manifest.files), manifest.total_bytes)
+    return FetchReply(destination, len(manifest.files), manifest.total_bytes, received=received)
 
 
 def differences(folder: str, manifest: Manifest) -> Dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Dict, List, Optional
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from trainer import manifest as manifests
 from trainer.protocol import Manifest, OssTarget
@@ -17,6 +17,9 @@ from trainer.store.client import (
     read_bytes,
     retrying,
 )
+
+if TYPE_CHECKING:
+    import oss2
 
 _BATCH = 1000  # keys in one delete request
 
@@ -45,14 +48,16 @@ def write_manifest(target: OssTarget, manifest: Manifest) -> None:
     retrying(write, f"PUT {key}")
 
 
-def read_manifest(target: OssTarget) -> Optional[Manifest]:
+def read_manifest(target: OssTarget, bucket: Optional[oss2.Bucket] = None) -> Optional[Manifest]:
     """The manifest of the checkpoint at ``target``; ``None``: there is no such checkpoint.
+
+    ``bucket`` is an open one with keys of its own.
 
     Raises:
         StoreError: it cannot be read or trusted.
     """
     key = target.key(manifests.NAME)
-    data = read_bytes(open_bucket(target), key)
+    data = read_bytes(bucket or open_bucket(target), key)
     try:
         return manifests.decode(data) if data is not None else None
     except manifests.ManifestError as error:

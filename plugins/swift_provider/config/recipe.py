@@ -76,6 +76,12 @@ class CheckpointPolicy(StrictModel):
     oss_conn_id: str = Field(default="oss_default", description="Airflow connection of type oss")
     keep_last: int = Field(default=3, ge=1, description="newest checkpoints that stay, on the nodes and in the bucket")
     keep_best: KeepBest | None = None
+    upload_while_training: bool = Field(
+        default=True, description="send each checkpoint as soon as it is complete; else the backup task sends them all"
+    )
+    upload_bandwidth: int | None = Field(
+        default=None, ge=1, description="bytes per second and node that uploads may take; default: what there is"
+    )
 
 
 class Recipe(StrictModel):

@@ -110,6 +110,7 @@ class BackupOperator(PlanConsumer):
                 target=place,
                 node=name,
                 state_dir=posixpath.join(nodes[name].workdir, "uploads"),
+                bandwidth=plan.checkpoints.upload_bandwidth or 0,
             )
             for name, paths in share_out(checkpoint).items()
         }
@@ -119,9 +120,11 @@ class BackupOperator(PlanConsumer):
             errors |= {f"{name}: {path}": error for path, error in reply.errors.items()}
         files = [file for reply in replies.values() for file in reply.files]
         sent = sum(reply.sent for reply in replies.values())
+        copied = sum(reply.copied for reply in replies.values())
         self.log.info(
-            "%s: %d of %d files proven in %s, %s bytes, %s sent now",
-            *(checkpoint.name, len(files), len(checkpoint.sizes), place.url, f"{checkpoint.size:,}", f"{sent:,}"),
+            "%s: %d of %d files proven in %s, %s bytes, %s sent now, %s copied from earlier checkpoints in the bucket",
+            *(checkpoint.name, len(files), len(checkpoint.sizes), place.url),
+            *(f"{size:,}" for size in (checkpoint.size, sent, copied)),
         )
         missing = set(checkpoint.sizes) - {file.path for file in files}
         if missing and not errors:

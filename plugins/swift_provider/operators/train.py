@@ -24,6 +24,7 @@ from swift_provider.hooks.nodes import NodesHook
 from swift_provider.listener import XCOM_GANG
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.gang import Gang, result_of
+from swift_provider.operators.mirror import mirror_while_training
 from swift_provider.planning.diagnosis import diagnose
 from swift_provider.planning.gang import (
     START_FAILED,
@@ -98,6 +99,7 @@ class TrainOperator(PlanConsumer):
             raise DeadlineExceeded(f"max_runtime of {plan.max_runtime:g} s ended before the start: {error}") from error
         if result is not None:
             return result
+        mirror_while_training(plan, handle.job_id)
         self.defer(
             trigger=GangTrigger(
                 nodes=[node.model_dump(mode="json") for node in plan.nodes],

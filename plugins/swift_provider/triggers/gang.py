@@ -155,6 +155,7 @@ class GangTrigger(BaseTrigger):
                     "checkpoints": state.checkpoints,
                     "log_bytes": state.log_bytes,
                     "problem": follower.views[name].problem,
+                    "mirror": asdict(state.mirror) if state.mirror else None,
                 }
                 for name, state in follower.states.items()
             },
