@@ -66,8 +66,6 @@ class LocalNode:
         # SHLVL: bash reads ~/.bashrc when sshd runs it, but not on the second level. What a developer has in there
         # costs every command, and a session that is killed in the middle of it can leave a lock behind.
         config = self.folder / "sshd_config"
-        # SHLVL keeps bash from reading the developer's ~/.bashrc, which is no part of a node: one that waits for a lock
-        # (pyenv's, after a killed session) makes every call take a minute.
         config.write_text(
             f"""\
 ListenAddress {self.address}:{self.port}
@@ -85,7 +83,6 @@ MaxStartups 100:30:400
 MaxSessions 100
 SetEnv SHLVL=1
 Subsystem sftp internal-sftp
-SetEnv SHLVL=1
 """
         )
         return config

@@ -75,7 +75,7 @@ def find_manifests(target: OssTarget) -> Dict[str, Manifest]:
     for item in list_objects(bucket, target.prefix + "/" if target.prefix else ""):
         if item.key.endswith(ending):
             prefix = item.key[: -len(ending)]
-            manifest = read_manifest(dataclasses.replace(target, prefix=prefix))
+            manifest = read_manifest(dataclasses.replace(target, prefix=prefix), bucket)
             if manifest is not None:
                 found[prefix] = manifest
     return found
