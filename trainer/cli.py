@@ -24,6 +24,7 @@ VERBS: Dict[str, Tuple[str, str, str]] = {
     "checkpoints": ("trainer.checkpoints.scan", "checkpoints", "CheckpointsRequest"),
     "backup": ("trainer.transfer", "backup", "BackupRequest"),
     "prune": ("trainer.prune", "prune", "PruneRequest"),
+    "sweep": ("trainer.sweep", "sweep", "SweepRequest"),
     "fetch": ("trainer.transfer", "fetch", "FetchRequest"),
 }
 

@@ -63,8 +63,10 @@ class Run:
         return {manifest.name: manifest for manifest in list_manifests(self.target)}
 
     def objects(self) -> dict[str, bytes]:
+        """Everything in the folders of the run's checkpoints."""
         bucket = open_bucket(self.target)
-        keys = [item.key for item in bucket.list_objects_v2(prefix=self.target.prefix, max_keys=1000).object_list]
+        prefix = f"{self.target.prefix}/checkpoint-"
+        keys = [item.key for item in bucket.list_objects_v2(prefix=prefix, max_keys=1000).object_list]
         return {key.removeprefix(f"{self.target.prefix}/"): bucket.get_object(key).read() for key in keys}
 
     def on_disk(self, node: str) -> set[str]:
@@ -111,7 +113,7 @@ def test_the_manifest_is_the_union_and_each_file_goes_once(run: Run) -> None:
 
 def object_times(run: Run) -> dict[str, Any]:
     bucket = open_bucket(run.target)
-    listing = bucket.list_objects_v2(prefix=run.target.prefix, max_keys=1000).object_list
+    listing = bucket.list_objects_v2(prefix=f"{run.target.prefix}/checkpoint-", max_keys=1000).object_list
     keys = [item.key for item in listing]
     return {key.removeprefix(f"{run.target.prefix}/"): bucket.head_object(key).headers["Last-Modified"] for key in keys}
 

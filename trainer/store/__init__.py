@@ -1,7 +1,6 @@
 """Object storage, for both sides: the one package that speaks to OSS; it imports ``oss2`` on first use."""
 
 from trainer.store.checkpoints import (
-    delete_checkpoint,
     find_manifests,
     list_manifests,
     read_manifest,
@@ -17,23 +16,35 @@ from trainer.store.client import (
     open_bucket,
     read_bytes,
 )
+from trainer.store.deleting import delete_checkpoint, delete_objects
 from trainer.store.files import crc64_of, get_file, put_file
+from trainer.store.marks import latest, pin, read_run, unpin, write_latest, write_run
+from trainer.store.survey import Folder, survey
 
 __all__ = [
+    "Folder",
     "ManifestConflictError",
     "StoreError",
     "Stored",
     "crc64_of",
     "delete_checkpoint",
+    "delete_objects",
     "find_manifests",
     "get_file",
     "head",
+    "latest",
     "list_manifests",
     "list_objects",
     "open_bucket",
+    "pin",
     "put_file",
     "read_bytes",
     "read_manifest",
+    "read_run",
+    "survey",
+    "unpin",
     "verify",
+    "write_latest",
     "write_manifest",
+    "write_run",
 ]

@@ -37,12 +37,16 @@ class ManifestConflictError(StoreError):
 
 @dataclass(frozen=True)
 class Stored:
-    """One object. ``size`` in bytes, ``crc64`` as decimal text (``""`` when a listing does not tell)."""
+    """One object. ``size`` in bytes, ``crc64`` as decimal text (``""`` when a listing does not tell).
+
+    ``modified`` is in seconds since the epoch by the server's clock; listings tell it.
+    """
 
     key: str
     size: int
     crc64: str = ""
     etag: str = ""
+    modified: float = 0.0
 
 
 def open_bucket(target: OssTarget) -> oss2.Bucket:
@@ -64,7 +68,9 @@ def open_bucket(target: OssTarget) -> oss2.Bucket:
         auth = oss2.AuthV4(keys.access_key_id, keys.access_key_secret)
     endpoint = target.endpoint if "://" in target.endpoint else f"https://{target.endpoint}"
     region = target.region[4:] if target.region.startswith("oss-") else target.region
-    return oss2.Bucket(
+    from trainer.store.options import bucket_with
+
+    return bucket_with(target.options)(
         auth,
         endpoint,
         target.bucket,
@@ -144,7 +150,7 @@ def list_objects(bucket: oss2.Bucket, prefix: str) -> Iterator[Stored]:
         ask = functools.partial(bucket.list_objects_v2, prefix=prefix, continuation_token=token, max_keys=1000)
         page: Any = retrying(ask, f"listing of {prefix}")
         for item in page.object_list:
-            yield Stored(item.key, item.size, etag=(item.etag or "").strip('"'))
+            yield Stored(item.key, item.size, "", (item.etag or "").strip('"'), float(item.last_modified or 0))
         if not page.is_truncated:
             return
         token = page.next_continuation_token

@@ -12,6 +12,7 @@ from swift_provider.exceptions import StageFailed
 from swift_provider.hooks.nodes import NodesHook
 from swift_provider.hooks.oss import OSSHook
 from swift_provider.operators.base import PlanConsumer
+from swift_provider.operators.manifests import XCOM_DIGESTS
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import OssTarget, StagedItem, StageItem, StageReply, StageRequest
 
@@ -55,6 +56,8 @@ class StageOperator(PlanConsumer):
                 self.log.info(
                     "%s: %s → %s (%d files, %s bytes, %s)", name, item.source, item.path, item.files, item.size, how
                 )
+        digests = {item.source: item.digest for reply in replies.values() for item in reply.items}
+        context["ti"].xcom_push(key=XCOM_DIGESTS, value=digests)
         return {name: {item.source: item.path for item in reply.items} for name, reply in replies.items()}
 
     def _targets(self, plan: LaunchPlan) -> dict[str, OssTarget]:
