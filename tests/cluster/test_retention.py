@@ -1,4 +1,4 @@
-"""Retention over the nights of one recipe: what is pinned, in use or not proven stays, on the nodes and in the bucket."""
+"""Retention over the nights of one recipe: the pinned, the used and the unproven stay, on nodes and in the bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swift_provider.exceptions import BackupFailed, PruneFailed
 from swift_provider.operators.backup import BackupOperator
 from swift_provider.operators.prune import PruneOperator
 from swift_provider.planning.plan import LaunchPlan
-from tests.cluster.test_checkpoints import FACTS, NODES, Run, run  # noqa: F401 - a fixture
+from tests.cluster.buckets import FACTS, NODES, Run
 from tests.unit.trainer import layouts
 from trainer import store
 from trainer.manifest import LATEST, RUN
@@ -28,6 +28,7 @@ class Ti:
         self.states = states
 
     def get_task_states(self, dag_id: str, run_ids: list[str]) -> dict[str, dict[str, str]]:
+        assert dag_id == "dag"
         return {name: {"prune": self.states[name]} for name in run_ids if name in self.states}
 
     def xcom_pull(self, task_ids: str, key: str) -> Any:
@@ -75,7 +76,7 @@ class Nights:
         return found[0]
 
 
-def test_the_newest_run_takes_the_place_of_the_older_ones(run: Run) -> None:  # noqa: F811
+def test_the_newest_run_takes_the_place_of_the_older_ones(run: Run) -> None:
     nights = Nights(run)
     for name in ("one", "two", "three"):
         nights.night(name, 8, 16)
@@ -88,7 +89,7 @@ def test_the_newest_run_takes_the_place_of_the_older_ones(run: Run) -> None:  # 
     assert all(not d["keep"] or d["reason"] for d in nights.prune("three", **states)["bucket"])
 
 
-def test_a_run_under_way_an_unknown_one_and_a_pin_hold_theirs(run: Run) -> None:  # noqa: F811
+def test_a_run_under_way_an_unknown_one_and_a_pin_hold_theirs(run: Run) -> None:
     nights = Nights(run)
     for name in ("busy", "strange", "over"):
         nights.night(name, 8, 16)
@@ -103,7 +104,7 @@ def test_a_run_under_way_an_unknown_one_and_a_pin_hold_theirs(run: Run) -> None:
     assert reasons["over", 8] == "pinned"
 
 
-def test_nothing_goes_from_a_node_whose_objects_are_not_the_manifests(run: Run) -> None:  # noqa: F811
+def test_nothing_goes_from_a_node_whose_objects_are_not_the_manifests(run: Run) -> None:
     nights = Nights(run)
     for name in ("one", "two"):
         nights.night(name, 8, 16)
@@ -114,7 +115,7 @@ def test_nothing_goes_from_a_node_whose_objects_are_not_the_manifests(run: Run) 
     assert nights.on_nodes() == {"one/checkpoint-8", "one/checkpoint-16", "two/checkpoint-16"}
 
 
-def test_each_place_has_its_own_rules(run: Run) -> None:  # noqa: F811
+def test_each_place_has_its_own_rules(run: Run) -> None:
     nights = Nights(run, keep_runs=None, nodes={"keep_runs": 1}, bucket={"keep_last": 2})
     for name in ("one", "two"):
         nights.night(name, 8, 16, 24)
@@ -127,7 +128,7 @@ def test_each_place_has_its_own_rules(run: Run) -> None:  # noqa: F811
     }
 
 
-def test_a_pin_that_comes_during_the_prune_is_respected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_pin_that_comes_during_the_prune_is_respected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     nights = Nights(run)
     nights.night("one", 8, 16)
     real = PruneOperator._delete_in_bucket
@@ -145,7 +146,7 @@ def test_a_pin_that_comes_during_the_prune_is_respected(run: Run, monkeypatch: p
 # -- what backup leaves ---------------------------------------------------------------------------------------------
 
 
-def test_the_manifest_tells_where_the_checkpoint_comes_from(run: Run) -> None:  # noqa: F811
+def test_the_manifest_tells_where_the_checkpoint_comes_from(run: Run) -> None:
     nights = Nights(run)
     night = nights.night("one", 8, 16)
     manifest = store.latest(nights.place("one"))
@@ -159,7 +160,7 @@ def test_the_manifest_tells_where_the_checkpoint_comes_from(run: Run) -> None:  
     assert {LATEST, RUN} <= names
 
 
-def test_what_a_manifest_speaks_of_is_never_overwritten(run: Run) -> None:  # noqa: F811
+def test_what_a_manifest_speaks_of_is_never_overwritten(run: Run) -> None:
     nights = Nights(run)
     night = nights.night("one", 8)
     before = store.read_manifest(nights.place("one", "checkpoint-8"))
@@ -175,7 +176,7 @@ def test_what_a_manifest_speaks_of_is_never_overwritten(run: Run) -> None:  # no
         BackupOperator(task_id="backup", plan=plan, facts=FACTS).execute(context())
 
 
-def test_objects_are_stored_as_the_recipe_says(run: Run) -> None:  # noqa: F811
+def test_objects_are_stored_as_the_recipe_says(run: Run) -> None:
     storage = {"encryption": "KMS", "kms_key_id": "k-1", "storage_class": "IA", "tags": {"team": "llm", "cost": 7}}
     nights = Nights(run, storage=storage)
     nights.night("one", 8)
@@ -188,14 +189,14 @@ def test_objects_are_stored_as_the_recipe_says(run: Run) -> None:  # noqa: F811
         assert bucket.get_object_tagging(item.key).tag_set.tagging_rule == {"team": "llm", "cost": "7"}
 
 
-def test_the_agent_deletes_nothing_that_a_living_job_uses(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_the_agent_deletes_nothing_that_a_living_job_uses(run: Run, tmp_path: Path) -> None:
     nights = Nights(run)
     nights.night("one", 8, 16)
     nights.night("two", 8)
     source = nights.plans["one"].nodes[0].output_dir + "/checkpoint-8"
     plan = run.site.plan(run_id="user", max_steps=10_000, save_steps=10_000, resume_from_checkpoint=source)
     run.site.start(plan)
-    with pytest.raises(PruneFailed, match="in use: job .* was started with it"):
+    with pytest.raises(PruneFailed, match=r"in use: job .* was started with it"):
         nights.prune("two", one="success")
     kept = Path(nights.plans["one"].nodes[0].output_dir)
     assert [path.name for path in kept.glob("checkpoint-*")] == ["checkpoint-8"]

@@ -20,6 +20,7 @@ from trainer.store.deleting import delete_checkpoint, delete_objects
 from trainer.store.files import crc64_of, get_file, put_file
 from trainer.store.marks import latest, pin, read_run, unpin, write_latest, write_run
 from trainer.store.survey import Folder, survey
+from trainer.store.verifying import verify_bytes
 
 __all__ = [
     "Folder",
@@ -44,6 +45,7 @@ __all__ = [
     "survey",
     "unpin",
     "verify",
+    "verify_bytes",
     "write_latest",
     "write_manifest",
     "write_run",

@@ -39,4 +39,12 @@ def bucket_with(options: ObjectOptions) -> Any:
             """As oss2's."""
             return super().init_multipart_upload(key, {**added, **(headers or {})}, params)
 
+        def copy_object(
+            self, source_bucket_name: str, source_key: str, target_key: str, headers: Any = None, params: Any = None
+        ) -> Any:
+            """As oss2's; tags are the copy's own, not the source's."""
+            tagging = {"x-oss-tagging-directive": "Replace"} if options.tags else {}
+            mine = {**added, **tagging, **(headers or {})}
+            return super().copy_object(source_bucket_name, source_key, target_key, mine, params)
+
     return BucketWithOptions
