@@ -24,7 +24,7 @@ def prune(request: PruneRequest) -> PruneReply:
     points at, and what a living job uses.
     """
     reply = PruneReply()
-    living = _living_jobs(request.workdir)
+    living = living_jobs(request.workdir)
     protected = set(request.keep) | {link_target(request.output_dir, "last-checkpoint")}
     for name in request.delete:
         path = os.path.join(request.output_dir, name)
@@ -56,7 +56,8 @@ def _refusal(name: str, path: str, protected: bool) -> str:
     return ""
 
 
-def _living_jobs(workdir: str) -> List[JobSpec]:
+def living_jobs(workdir: str) -> List[JobSpec]:
+    """What every job of the node was started with that may still read and write files; none without a ``workdir``."""
     if not workdir:
         return []
     node = NodePaths(workdir)

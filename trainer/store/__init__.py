@@ -18,18 +18,21 @@ from trainer.store.client import (
 )
 from trainer.store.deleting import delete_checkpoint, delete_objects
 from trainer.store.files import crc64_of, get_file, put_file
+from trainer.store.garbage import Leftover, find_leftovers, remove
 from trainer.store.marks import latest, pin, read_run, unpin, write_latest, write_run
 from trainer.store.survey import Folder, survey
 from trainer.store.verifying import verify_bytes
 
 __all__ = [
     "Folder",
+    "Leftover",
     "ManifestConflictError",
     "StoreError",
     "Stored",
     "crc64_of",
     "delete_checkpoint",
     "delete_objects",
+    "find_leftovers",
     "find_manifests",
     "get_file",
     "head",
@@ -42,6 +45,7 @@ __all__ = [
     "read_bytes",
     "read_manifest",
     "read_run",
+    "remove",
     "survey",
     "unpin",
     "verify",

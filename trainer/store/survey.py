@@ -71,6 +71,12 @@ class Folder:
         return wrong
 
 
+def folder_of(key: str) -> str:
+    """The prefix of the checkpoint folder that the object ``key`` lies in; ``""``: in none."""
+    match = _FOLDER.fullmatch(key)
+    return match["prefix"] if match else ""
+
+
 def survey(target: OssTarget) -> List[Folder]:
     """Every checkpoint folder at or below ``target``, by prefix. A manifest that cannot be used stops nothing.
 

@@ -53,7 +53,7 @@ class Archive:
             store.write_manifest(place, made)
         return made
 
-    def keys(self) -> set[str]:
+    def objects(self) -> set[str]:
         """Every object, below the archive's prefix."""
         found = store.list_objects(store.open_bucket(self.target), self.target.prefix + "/")
         return {item.key[len(self.target.prefix) + 1 :] for item in found}
