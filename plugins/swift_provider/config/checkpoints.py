@@ -81,12 +81,17 @@ class Storage(StrictModel):
         return self
 
 
-class CheckpointPolicy(Retention):
-    """Where checkpoints go and which ones stay."""
+class Destination(StrictModel):
+    """Where checkpoints go."""
 
     backup: OssPrefix | None = Field(default=None, description="oss://bucket/prefix; without it nothing is mirrored")
     oss_conn_id: str = Field(default="oss_default", description="Airflow connection of type oss")
     storage: Storage = Field(default_factory=Storage)
+
+
+class CheckpointPolicy(Retention, Destination):
+    """Where checkpoints go and which ones stay."""
+
     nodes: RetentionChange | None = Field(default=None, description="what is other on the nodes")
     bucket: RetentionChange | None = Field(default=None, description="what is other in the bucket")
 
