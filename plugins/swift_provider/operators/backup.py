@@ -17,7 +17,7 @@ from swift_provider.hooks.oss import OSSHook
 from swift_provider.listener import XCOM_GANG
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.checkpoints import RunCheckpoint, gather_checkpoints, share_out
-from swift_provider.operators.manifests import Origin, manifest_of, mark_of, origin_of
+from swift_provider.operators.manifests import Origin, claim, manifest_of, origin_of
 from swift_provider.planning.plan import LaunchPlan
 from trainer.protocol import BackupReply, BackupRequest, Manifest, OssTarget, StoredFile, Verdict
 
@@ -88,8 +88,10 @@ class BackupOperator(PlanConsumer):
         failures: list[str] = []
         async with group:
             checkpoints = await gather_checkpoints(plan, group)
-            failures += self._claim(plan, target, origin) if any(item.whole for item in checkpoints) else []
-            for checkpoint in checkpoints if not failures else []:
+            unwritable = any(item.whole for item in checkpoints) and claim(plan, target, origin)
+            if unwritable:
+                return [], [unwritable]
+            for checkpoint in checkpoints:
                 if not checkpoint.whole:
                     judgement = checkpoint.judgement
                     self.log.warning("%s is %s: %s", checkpoint.name, judgement.verdict, judgement.reason)
@@ -110,16 +112,6 @@ class BackupOperator(PlanConsumer):
                     manifests.append(manifest)
         failures += self._point_at_newest(target, manifests)
         return manifests, failures
-
-    def _claim(self, plan: LaunchPlan, target: OssTarget, origin: Origin) -> list[str]:
-        """Say whose the folder is before the first file lies there, so that nobody takes it for garbage."""
-        from trainer.store import StoreError, write_run
-
-        try:
-            write_run(target, mark_of(plan, origin))
-        except StoreError as error:
-            return [f"{target.url}: {error}"]
-        return []
 
     def _place(self, checkpoint: RunCheckpoint, target: OssTarget) -> tuple[OssTarget, str]:
         """Where a checkpoint goes. What a manifest there speaks of is never overwritten, only completed."""

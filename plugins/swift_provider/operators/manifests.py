@@ -11,7 +11,7 @@ from airflow.sdk import Context
 from swift_provider.operators.checkpoints import RunCheckpoint
 from swift_provider.planning.plan import LaunchPlan
 from swift_provider.settings import origin
-from trainer.protocol import Manifest, StoredFile
+from trainer.protocol import Manifest, OssTarget, StoredFile
 
 #: XCom of the stage task: location of each input → SHA-256 over its names and contents.
 XCOM_DIGESTS = "digests"
@@ -86,6 +86,20 @@ def manifest_of(plan: LaunchPlan, checkpoint: RunCheckpoint, files: list[StoredF
 def mark_of(plan: LaunchPlan, known: Origin) -> dict[str, str]:
     """What ``run.json`` says: whose the run's folder in the bucket is."""
     return {"dag_id": plan.dag_id, "run_id": plan.run_id, "recipe": plan.recipe, "origin": known.airflow}
+
+
+def claim(plan: LaunchPlan, target: OssTarget, known: Origin) -> str:
+    """Say in the run's folder in the bucket whose it is, before the first file lies there.
+
+    So nobody takes what arrives for garbage. Returns what went wrong; ``""``: nothing.
+    """
+    from trainer.store import StoreError, write_run
+
+    try:
+        write_run(target, mark_of(plan, known))
+    except StoreError as error:
+        return f"{target.url}: {error}"
+    return ""
 
 
 def _datasets(plan: LaunchPlan, known: Origin) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from swift_provider.planning.housekeeping import OWNING_STATES
+from swift_provider.planning.names import safe_name
 from swift_provider.planning.retention import UNKNOWN_RUN_S, RunId
 from trainer.store import Leftover
 
@@ -24,7 +25,7 @@ class Fate:
 def judge(
     leftover: Leftover,
     states: Mapping[RunId, Mapping[str, str | None]],
-    on_nodes: Container[RunId],
+    on_nodes: Collection[RunId],
     now: float,
     grace_s: float,
 ) -> Fate:
@@ -40,7 +41,7 @@ def judge(
     run = (leftover.run.get("dag_id", ""), leftover.run.get("run_id", ""))
     age = now - leftover.touched
     hours = f"nothing came for {age / 3600:.1f} h"
-    if run in on_nodes:
+    if run in on_nodes or _folder(leftover) in {f"{safe_name(dag)}/{safe_name(name)}" for dag, name in on_nodes}:
         return Fate(False, "its run has a job on a node")
     if run in states:
         active = sorted(task for task, state in states[run].items() if state in OWNING_STATES)
@@ -52,3 +53,8 @@ def judge(
     if age < wait:
         return Fate(False, f"{whose}; {hours}, and the grace is {wait / 3600:g} h")
     return Fate(True, f"{whose}; {hours}")
+
+
+def _folder(leftover: Leftover) -> str:
+    """The DAG's and the run's part of the place, where ``run.json`` is missing."""
+    return "/".join(leftover.prefix.split("/")[-3:-1])

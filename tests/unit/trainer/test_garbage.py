@@ -107,6 +107,7 @@ def leftover(hours: float, known: bool = True) -> store.Leftover:
         (300, True, {RUN_ID: {"backup": "running"}}, set(), False, "backup is running"),
         (300, True, {RUN_ID: {"backup": None}}, set(), False, "backup is to come"),
         (300, True, {RUN_ID: {"backup": "failed"}}, {RUN_ID}, False, "has a job on a node"),
+        (300, False, {}, {RUN_ID}, False, "has a job on a node"),
         (30, True, {}, set(), False, "not known to this Airflow"),
         (30, False, {}, set(), False, "the grace is 168 h"),
         (170, False, {}, set(), True, "not known"),
