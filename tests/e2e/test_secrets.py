@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,3 +75,21 @@ def test_a_restored_checkpoint_is_on_the_shared_disk(laptop: Laptop, client: Air
     assert folder.is_relative_to(laptop.folder / "shared" / "restored")
     assert answer["checkpoint"].endswith(folder.name)
     assert (folder / "model.safetensors").stat().st_size > 100_000
+
+
+def test_the_command_line_gets_the_keys_from_airflow(laptop: Laptop, tmp_path: Path) -> None:
+    assert laptop.airflow is not None
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(laptop.airflow.venv / "bin" / "swift-provider"), "checkpoints", *words]
+        return subprocess.run(
+            command, env=laptop.airflow.environment(), cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    verified = run("verify", "tiny-cpu", "latest", "--deep")
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert "every byte read" in verified.stdout
+    restored = run("restore", "tiny-cpu", "latest", "--to", str(tmp_path))
+    assert restored.returncode == 0, restored.stderr
+    assert list(tmp_path.glob("checkpoint-*/model.safetensors"))
+    assert laptop.settings["oss_key_secret"] not in verified.stdout + restored.stdout + restored.stderr

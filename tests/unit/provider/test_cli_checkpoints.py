@@ -198,7 +198,7 @@ def test_keys_come_from_the_environment_and_their_lack_is_told(monkeypatch: pyte
 
 
 def test_airflows_own_command_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The command's answer has this shape in 3.3; the real one is asked in tests/airflow."""
+    """The command's answer has this shape in 3.3; the real one is asked in tests/e2e."""
     answer = [{"conn_id": "mine", "login": None, "password": None, "host": None,
                "extra_dejson": {"access_key_id": "k", "access_key_secret": "s", "region": "cn-x"}}]  # fmt: skip
     script = tmp_path / "airflow"
