@@ -100,11 +100,10 @@ def verify_checkpoints(
         where = _place(place, connection, config)
         folders = where.folders()
         stored = existing(folders, where.recipe)
-        broken = 0
-        if not checkpoints:
-            for folder in folders:
-                broken += bool(folder.error)
-                _ = _err(folder.error) if folder.error else None
+        unreadable = [folder.error for folder in folders if folder.error and not checkpoints]
+        for text in unreadable:
+            _err(text)
+        broken = len(unreadable)
         chosen = [choose(stored, wanted, where.best) for wanted in checkpoints] if checkpoints else stored
         for item in chosen:
             target = where.of(item)
@@ -116,7 +115,8 @@ def verify_checkpoints(
                 how = "every byte read" if deep else "size and CRC64 of each object"
                 _out(f"{item.name}: fine, {len(item.manifest.files)} objects, {size(item.manifest.total_bytes)}, {how}")
         if broken or not chosen:
-            _fail(f"{broken} of {len(chosen)} damaged" if chosen else f"{where}: no checkpoint has a manifest")
+            every = len(chosen) + len(unreadable)
+            _fail(f"{broken} of {every} damaged" if broken else f"{where}: no checkpoint has a manifest")
 
 
 @app.command("pin")

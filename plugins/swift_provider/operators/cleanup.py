@@ -130,10 +130,10 @@ class CleanUpOperator(BaseOperator):
             except (ConfigError, AirflowException, ValueError) as error:  # also a connection that does not exist
                 self.log.warning("cluster %s is left out: %s", name, error)
                 continue
-            found, jobs, errors = asyncio.run(self._sweep(group, limits))
+            found, jobs, problems = asyncio.run(self._sweep(group, limits))
             running |= jobs
-            for error in errors:
-                self.log.warning("cluster %s: %s", name, error)
+            for problem in problems:
+                self.log.warning("cluster %s: %s", name, problem)
             for node, reply in found.items():
                 for item in reply.found:
                     where = f"{name}/{node}"
