@@ -25,6 +25,7 @@ VERBS: Dict[str, Tuple[str, str, str]] = {
     "backup": ("trainer.transfer", "backup", "BackupRequest"),
     "mirror": ("trainer.mirror", "mirror", "MirrorRequest"),
     "prune": ("trainer.prune", "prune", "PruneRequest"),
+    "sweep": ("trainer.sweep", "sweep", "SweepRequest"),
     "fetch": ("trainer.transfer", "fetch", "FetchRequest"),
 }
 

@@ -8,6 +8,9 @@ from typing import Iterator
 from trainer.protocol import Manifest, ProtocolError, from_dict, to_dict
 
 NAME = "manifest.json"
+PINNED = "pinned.json"  # beside it: the checkpoint is kept whatever a policy says
+LATEST = "latest.json"  # in the run's folder: which of its checkpoints is the newest one
+RUN = "run.json"  # in the run's folder, before the first file: whose it is
 SCHEMA_VERSION = 1
 
 
@@ -57,7 +60,7 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         yield "it names no files"
     seen = set()
     for file in manifest.files:
-        if not is_plain(file.path) or file.path == NAME:
+        if not is_plain(file.path) or file.path in (NAME, PINNED):
             yield f"path {file.path!r} is refused"
         if file.path in seen:
             yield f"path {file.path!r} is named twice"

@@ -231,6 +231,20 @@ class OssCredentials:
 
 
 @dataclass(frozen=True)
+class ObjectOptions:
+    """How new objects are stored; an empty value leaves it to the bucket. Tags are for lifecycle rules and bills.
+
+    With ``forbid_overwrite`` the server refuses to replace an object: what a manifest speaks of never changes.
+    """
+
+    encryption: str = ""  # AES256, KMS or SM4
+    kms_key_id: str = ""
+    storage_class: str = ""
+    tags: Dict[str, str] = field(default_factory=dict)
+    forbid_overwrite: bool = False
+
+
+@dataclass(frozen=True)
 class OssTarget:
     """A place in a bucket: ``oss://bucket/prefix``. ``prefix`` has no leading and no trailing slash."""
 
@@ -239,6 +253,7 @@ class OssTarget:
     bucket: str
     prefix: str = ""
     credentials: OssCredentials = field(default_factory=OssCredentials)
+    options: ObjectOptions = field(default_factory=ObjectOptions)
 
     @property
     def url(self) -> str:
@@ -262,7 +277,11 @@ class StoredFile:
 
 @dataclass
 class Manifest:
-    """``manifest.json``: the record that makes a checkpoint in the bucket real. It is written last."""
+    """``manifest.json``: the record that makes a checkpoint in the bucket real. It is written last.
+
+    New fields have defaults: a manifest of an older version stays readable. ``schema_version`` grows only when a reader
+    that does not know a field would misread the rest.
+    """
 
     name: str
     step: int
@@ -279,6 +298,16 @@ class Manifest:
     versions: Dict[str, str] = field(default_factory=dict)
     created_at: str = ""  # ISO 8601, UTC
     schema_version: int = 1
+    plan_hash: str = ""  # of the whole launch plan: arguments, nodes, environment
+    cluster: str = ""
+    engine: str = ""
+    model: str = ""  # base model, as the recipe names it: path, oss:// location or hub id
+    model_revision: str = ""
+    model_digest: str = ""  # SHA-256 that stage found, where the model was staged
+    datasets: Dict[str, str] = field(default_factory=dict)  # location → SHA-256 that stage found; "": not known
+    run_type: str = ""  # scheduled, manual, …
+    triggered_by: str = ""  # user
+    origin: str = ""  # base URL or host of the Airflow installation
 
     @property
     def total_bytes(self) -> int:
@@ -628,12 +657,16 @@ class MirrorReply:
 
 @dataclass
 class PruneRequest:
-    """``prune``: delete these checkpoint folders. ``keep`` are never deleted, whatever ``delete`` says."""
+    """``prune``: delete these checkpoint folders. ``keep`` are never deleted, whatever ``delete`` says.
+
+    With ``workdir`` neither is one that a living job of this node writes, resumes from or is told of.
+    """
 
     output_dir: str
     delete: List[str]
     keep: List[str] = field(default_factory=list)
     dry_run: bool = False
+    workdir: str = ""
 
 
 @dataclass
@@ -663,6 +696,39 @@ class FetchReply:
     size: int = 0
     error: Optional[str] = None
     received: int = 0  # bytes that came over the network now
+
+
+@dataclass
+class SweepRequest:
+    """``sweep``: what old jobs and old downloads left on this node. Ages are in seconds; ``None``: leave them alone.
+
+    A download counts from when a run was staged with it last. ``cache_bytes`` is what all downloads may take.
+    """
+
+    workdir: str
+    jobs_age_s: Optional[float] = None
+    cache_age_s: Optional[float] = None
+    cache_bytes: Optional[int] = None
+    delete: bool = False
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One folder of ``jobs`` or ``cache`` that is to go, or is gone. ``age_s`` in seconds, ``size`` in bytes."""
+
+    kind: str  # job or download
+    path: str
+    size: int
+    age_s: float
+    reason: str
+    error: Optional[str] = None
+
+
+@dataclass
+class SweepReply:
+    """What was found, oldest first; with ``delete`` all of it without an ``error`` is gone."""
+
+    found: List[Swept] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------------------------------------------------------

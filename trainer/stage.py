@@ -126,6 +126,7 @@ def _stage_oss(node: NodePaths, item: StageItem) -> StagedItem:
     with locked(os.path.join(folder, "lock"), _PATIENCE_S):
         if not os.path.exists(path):
             fetched = _download(target, key, objects, path)
+        os.utime(folder)  # what sweep goes by: when it was wanted last
     return StagedItem(item.name, item.source, path, fetched=fetched)
 
 

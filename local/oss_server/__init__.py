@@ -3,8 +3,8 @@
 It checks signatures (V1 and V4, headers and presigned URLs), keeps objects on disk across restarts, and breaks on
 request: faults are posted to ``/_faults``. Clients are the ordinary ones, unchanged.
 
-Limits: one account, private buckets, no versioning, no lifecycle, no server-side encryption. What is not there answers
-``NotImplemented`` rather than pretending.
+Limits: one account, private buckets, no versioning, no lifecycle; server-side encryption is told with the object, whose
+bytes stay as they are. What is not there answers ``NotImplemented`` rather than pretending.
 """
 
 from local.oss_server.app import create_app

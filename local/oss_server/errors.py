@@ -15,6 +15,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "InvalidArgument": (400, "Invalid Argument."),
     "InvalidBucketName": (400, "The specified bucket is not valid."),
     "InvalidDigest": (400, "The Content-MD5 you specified was invalid."),
+    "InvalidEncryptionAlgorithmError": (400, "The Encryption request you specified is not valid."),
     "InvalidObjectName": (400, "The specified object is not valid."),
     "InvalidPart": (
         400,

@@ -20,6 +20,8 @@ _CONTENT_HEADERS = (
 _OVERRIDES = {f"response-{name}": name for name in _CONTENT_HEADERS}
 _MAX_META_BYTES = 8 * 1024
 _MAX_TAGS = 10
+_ENCRYPTION = "x-oss-server-side-encryption"
+_ENCRYPTION_METHODS = ("AES256", "KMS", "SM4")
 _STORAGE_CLASSES = ("Standard", "IA", "Archive", "ColdArchive", "DeepColdArchive")
 
 
@@ -27,14 +29,25 @@ def stored_headers(request: OssRequest) -> dict[str, str]:
     """Return the headers of a request that the object keeps.
 
     Raises:
-        OssError: ``InvalidArgument`` for more than 8 KiB of user metadata.
+        OssError: ``InvalidArgument`` for more than 8 KiB of user metadata; an encryption that does not exist.
     """
     kept = {name: value for name, value in request.headers.items() if name.startswith(_META)}
     if sum(len(name) - len(_META) + len(value) for name, value in kept.items()) > _MAX_META_BYTES:
         raise invalid_argument("The size of user metadata exceeds 8 KB.", "x-oss-meta-", "")
     kept.update({name: request.headers[name] for name in _CONTENT_HEADERS if name in request.headers})
+    kept.update(_encryption(request))
     kept.setdefault("content-type", "application/octet-stream")
     return kept
+
+
+def _encryption(request: OssRequest) -> dict[str, str]:
+    """Return the encryption that is asked for; it is told again with the object, the bytes stay as they are."""
+    method, key_id = request.header(_ENCRYPTION), request.header(f"{_ENCRYPTION}-key-id")
+    if not method:
+        return {}
+    if method not in _ENCRYPTION_METHODS or (key_id and method != "KMS"):
+        raise OssError("InvalidEncryptionAlgorithmError")
+    return {_ENCRYPTION: method} | ({f"{_ENCRYPTION}-key-id": key_id} if key_id else {})
 
 
 def storage_class(request: OssRequest) -> str:

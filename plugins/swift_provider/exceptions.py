@@ -71,3 +71,11 @@ class BackupFailed(TrainingError):
 
 class PruneFailed(TrainingError):
     """Something that the policy lets go could not be deleted."""
+
+
+class RestoreFailed(TrainingError):
+    """A checkpoint could not be brought back to a node; what came is kept, and the next try goes on from there."""
+
+
+class CleanUpFailed(TrainingError):
+    """Something that is garbage could not be deleted."""

@@ -14,6 +14,7 @@ from tests.airflow.home import HOME  # noqa: F401 - before anything here imports
 from local.netns import HostCluster, why_not
 from local.nodes import LocalNode, make_nodes
 from local.processes import free_port
+from tests.cluster.buckets import run  # noqa: F401 - a fixture
 from tests.cluster.sites import Site, host_site, loopback_site, trainer_python
 
 trainer_python()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Dict, List, Optional
 
 from trainer import manifest as manifests
-from trainer.protocol import Manifest, OssTarget
+from trainer.protocol import Manifest, OssTarget, StoredFile
 from trainer.store.client import (
     ManifestConflictError,
     StoreError,
@@ -21,7 +21,7 @@ from trainer.store.client import (
 if TYPE_CHECKING:
     import oss2
 
-_BATCH = 1000  # keys in one delete request
+_ASKERS = 8  # objects that are asked for at the same time
 
 
 def write_manifest(target: OssTarget, manifest: Manifest) -> None:
@@ -88,29 +88,16 @@ def list_manifests(target: OssTarget) -> List[Manifest]:
 
 def verify(target: OssTarget, manifest: Manifest) -> Dict[str, str]:
     """What is wrong in the bucket with each file of the manifest, by path; empty = the checkpoint is proven."""
-    bucket, wrong = open_bucket(target), {}
-    for file in manifest.files:
+    bucket = open_bucket(target)
+
+    def fault(file: StoredFile) -> str:
         stored = head(bucket, target.key(file.path))
         if stored is None:
-            wrong[file.path] = "is not there"
-        elif (stored.size, stored.crc64) != (file.size, file.crc64):
-            wrong[file.path] = f"has size {stored.size}, CRC64 {stored.crc64}; not {file.size}, {file.crc64}"
-    return wrong
+            return "is not there"
+        if (stored.size, stored.crc64) != (file.size, file.crc64):
+            return f"has size {stored.size}, CRC64 {stored.crc64}; not {file.size}, {file.crc64}"
+        return ""
 
-
-def delete_checkpoint(target: OssTarget) -> int:
-    """Delete the checkpoint at ``target``, its manifest first; returns how many objects were deleted.
-
-    Raises:
-        StoreError: a request failed; what is left is no checkpoint any more. An empty prefix is refused.
-    """
-    if not target.prefix:
-        raise StoreError(f"{target.url}: refusing to delete a whole bucket")
-    bucket, key = open_bucket(target), target.key(manifests.NAME)
-    count = int(head(bucket, key) is not None)
-    retrying(lambda: bucket.delete_object(key), f"DELETE {key}")
-    keys = [item.key for item in list_objects(bucket, target.prefix + "/")]
-    for start in range(0, len(keys), _BATCH):
-        batch = keys[start : start + _BATCH]
-        retrying(functools.partial(bucket.batch_delete_objects, batch), f"DELETE below {target.prefix}")
-    return count + len(keys)
+    with ThreadPoolExecutor(_ASKERS) as pool:
+        faults = list(pool.map(fault, manifest.files))
+    return {file.path: text for file, text in zip(manifest.files, faults) if text}

@@ -38,12 +38,16 @@ class ManifestConflictError(StoreError):
 
 @dataclass(frozen=True)
 class Stored:
-    """One object. ``size`` in bytes, ``crc64`` as decimal text (``""`` when a listing does not tell)."""
+    """One object. ``size`` in bytes, ``crc64`` as decimal text (``""`` when a listing does not tell).
+
+    ``modified`` is in seconds since the epoch by the server's clock; listings tell it.
+    """
 
     key: str
     size: int
     crc64: str = ""
     etag: str = ""
+    modified: float = 0.0
 
 
 class Keyring:
@@ -87,7 +91,9 @@ def open_bucket(target: OssTarget, keyring: Optional[Keyring] = None, connection
         raise StoreError(f"{target.url}: endpoint, region and bucket are all needed")
     endpoint = target.endpoint if "://" in target.endpoint else f"https://{target.endpoint}"
     region = target.region[4:] if target.region.startswith("oss-") else target.region
-    return oss2.Bucket(
+    from trainer.store.options import bucket_with
+
+    return bucket_with(target.options)(
         oss2.ProviderAuthV4(keyring or Keyring(target.credentials)),
         endpoint,
         target.bucket,
@@ -207,7 +213,7 @@ def list_objects(bucket: oss2.Bucket, prefix: str) -> Iterator[Stored]:
         ask = functools.partial(bucket.list_objects_v2, prefix=prefix, continuation_token=token, max_keys=1000)
         page: Any = retrying(ask, f"listing of {prefix}")
         for item in page.object_list:
-            yield Stored(item.key, item.size, etag=(item.etag or "").strip('"'))
+            yield Stored(item.key, item.size, "", (item.etag or "").strip('"'), float(item.last_modified or 0))
         if not page.is_truncated:
             return
         token = page.next_continuation_token

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from swift_provider.cli import checkpoints
 from swift_provider.cli.files import check_file, find_files, plan_of, read
 from swift_provider.cli.params import parse_params
 from swift_provider.config import Cluster, ConfigError, Recipe
@@ -34,6 +35,7 @@ args_app = typer.Typer(help="ms-swift's arguments.", no_args_is_help=True)
 hostfile_app = typer.Typer(help="DeepSpeed hostfiles.", no_args_is_help=True)
 recipe_app = typer.Typer(help="Recipes.", no_args_is_help=True)
 app.add_typer(args_app, name="args")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(hostfile_app, name="hostfile")
 app.add_typer(recipe_app, name="recipe")
 

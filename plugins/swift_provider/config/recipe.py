@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from swift_provider.config.checkpoints import CheckpointPolicy
 from swift_provider.config.export import ExportSection
-from swift_provider.config.values import Name, OssPrefix, Seconds, StrictModel
+from swift_provider.config.values import Name, Seconds, StrictModel
 
 #: Arguments of ms-swift that the plan sets; in a recipe they would be ignored or do harm.
 OWNED_ARGUMENTS = {
@@ -60,28 +61,6 @@ class SwiftSection(StrictModel):
         if owned:
             raise ValueError(f"{', '.join(owned)}: leave out, they follow from the cluster")
         return env
-
-
-class KeepBest(StrictModel):
-    """Which checkpoint counts as the best: the one with the smallest or greatest value of a metric."""
-
-    metric: str = Field(min_length=1)
-    mode: Literal["min", "max"] = "min"
-
-
-class CheckpointPolicy(StrictModel):
-    """Where checkpoints go and which ones stay."""
-
-    backup: OssPrefix | None = Field(default=None, description="oss://bucket/prefix; without it nothing is mirrored")
-    oss_conn_id: str = Field(default="oss_default", description="Airflow connection of type oss")
-    keep_last: int = Field(default=3, ge=1, description="newest checkpoints that stay, on the nodes and in the bucket")
-    keep_best: KeepBest | None = None
-    upload_while_training: bool = Field(
-        default=True, description="send each checkpoint as soon as it is complete; else the backup task sends them all"
-    )
-    upload_bandwidth: int | None = Field(
-        default=None, ge=1, description="bytes per second and node that uploads may take; default: what there is"
-    )
 
 
 class Recipe(StrictModel):

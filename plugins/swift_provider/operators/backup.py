@@ -6,7 +6,6 @@ import asyncio
 import posixpath
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -18,8 +17,9 @@ from swift_provider.hooks.oss import OSSHook
 from swift_provider.listener import XCOM_GANG
 from swift_provider.operators.base import PlanConsumer
 from swift_provider.operators.checkpoints import RunCheckpoint, gather_checkpoints, share_out
+from swift_provider.operators.manifests import Origin, claim, manifest_of, origin_of
 from swift_provider.planning.plan import LaunchPlan
-from trainer.protocol import BackupReply, BackupRequest, Manifest, OssTarget, StoredFile
+from trainer.protocol import BackupReply, BackupRequest, Manifest, OssTarget, StoredFile, Verdict
 
 if TYPE_CHECKING:
     from swift_provider.hooks.group import NodeGroup
@@ -40,13 +40,16 @@ class BackupOperator(PlanConsumer):
         plan: see :class:`~swift_provider.operators.base.PlanConsumer`.
         facts: what ``PreflightOperator`` returned; the versions go into the manifests.
         follows: id of the train task; where that has started no gang, there is nothing to mirror.
+        staged_by: id of the stage task, whose digests of models and data go into the manifests.
     """
 
     template_fields: Sequence[str] = ("plan", "facts")
 
-    def __init__(self, *, facts: Any = None, follows: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, facts: Any = None, follows: str | None = None, staged_by: str = "stage", **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.facts, self.follows = facts, follows
+        self.facts, self.follows, self.staged_by = facts, follows, staged_by
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """See the class.
@@ -60,9 +63,10 @@ class BackupOperator(PlanConsumer):
         if plan.backup_prefix is None:
             self.log.info("the recipe names no backup (checkpoints.backup); nothing is mirrored")
             return []
-        target = OSSHook(plan.checkpoints.oss_conn_id).target(plan.backup_prefix)
+        target = OSSHook(plan.checkpoints.oss_conn_id).target(plan.backup_prefix, plan.checkpoints.storage)
         group = NodesHook.for_plan(plan).group()
-        manifests, failures = asyncio.run(self._mirror(plan, group, target))
+        origin = origin_of(context, self.facts, self.staged_by)
+        manifests, failures = asyncio.run(self._mirror(plan, group, target, origin))
         if failures:
             raise BackupFailed("not in the bucket\n" + "\n".join(failures))
         return [
@@ -77,31 +81,68 @@ class BackupOperator(PlanConsumer):
             for manifest in manifests
         ]
 
-    async def _mirror(self, plan: LaunchPlan, group: NodeGroup, target: OssTarget) -> tuple[list[Manifest], list[str]]:
-        manifests, failures = [], []
+    async def _mirror(
+        self, plan: LaunchPlan, group: NodeGroup, target: OssTarget, origin: Origin
+    ) -> tuple[list[Manifest], list[str]]:
+        manifests: list[Manifest] = []
+        failures: list[str] = []
         async with group:
-            for checkpoint in await gather_checkpoints(plan, group):
+            checkpoints = await gather_checkpoints(plan, group)
+            unwritable = any(item.whole for item in checkpoints) and claim(plan, target, origin)
+            if unwritable:
+                return [], [unwritable]
+            for checkpoint in checkpoints:
                 if not checkpoint.whole:
                     judgement = checkpoint.judgement
                     self.log.warning("%s is %s: %s", checkpoint.name, judgement.verdict, judgement.reason)
                     continue
-                files, errors = await self._send(plan, group, checkpoint, target)
+                place, conflict = self._place(checkpoint, target)
+                if conflict:
+                    failures.append(conflict)
+                    continue
+                files, errors = await self._send(plan, group, checkpoint, place)
                 if errors:
                     failures += [f"{checkpoint.name}: {name}: {error}" for name, error in errors.items()]
                     continue
-                manifest = manifest_of(plan, checkpoint, files, self._versions())
+                manifest = manifest_of(plan, checkpoint, files, origin)
                 failure = self._write_manifest(target, manifest)
                 if failure:
                     failures.append(failure)
                 else:
                     manifests.append(manifest)
+        failures += self._point_at_newest(target, manifests)
         return manifests, failures
 
+    def _place(self, checkpoint: RunCheckpoint, target: OssTarget) -> tuple[OssTarget, str]:
+        """Where a checkpoint goes. What a manifest there speaks of is never overwritten, only completed."""
+        from trainer.store import StoreError, read_manifest
+
+        place = replace(target, prefix=target.key(checkpoint.name))
+        try:
+            known = read_manifest(place)
+        except StoreError as error:
+            return place, f"{checkpoint.name}: {error}"
+        if known is None:
+            return place, ""
+        if {file.path: file.size for file in known.files} != checkpoint.sizes:
+            return place, f"{checkpoint.name}: {place.url} already holds another {checkpoint.name}; nothing was sent"
+        return replace(place, options=replace(place.options, forbid_overwrite=True)), ""
+
+    def _point_at_newest(self, target: OssTarget, manifests: list[Manifest]) -> list[str]:
+        from trainer.store import StoreError, write_latest
+
+        resumable = [manifest for manifest in manifests if manifest.verdict == Verdict.COMPLETE] or manifests
+        try:
+            for manifest in sorted(resumable, key=lambda item: item.step)[-1:]:
+                write_latest(target, manifest)
+        except StoreError as error:
+            return [f"latest.json: {error}"]
+        return []
+
     async def _send(
-        self, plan: LaunchPlan, group: NodeGroup, checkpoint: RunCheckpoint, target: OssTarget
+        self, plan: LaunchPlan, group: NodeGroup, checkpoint: RunCheckpoint, place: OssTarget
     ) -> tuple[list[StoredFile], dict[str, str]]:
         nodes = {node.name: node for node in plan.nodes}
-        place = replace(target, prefix=target.key(checkpoint.name))
         requests = {
             name: BackupRequest(
                 output_dir=nodes[name].output_dir,
@@ -131,10 +172,6 @@ class BackupOperator(PlanConsumer):
             errors["files"] = f"no answer about {', '.join(sorted(missing)[:5])}"
         return files, errors
 
-    def _versions(self) -> dict[str, str]:
-        packages: dict[str, str | None] = next(iter((self.facts or {}).get("packages", {}).values()), {})
-        return {name: version for name, version in packages.items() if version}
-
     def _write_manifest(self, target: OssTarget, manifest: Manifest) -> str | None:
         from trainer.store import StoreError, write_manifest
 
@@ -143,26 +180,3 @@ class BackupOperator(PlanConsumer):
         except StoreError as error:
             return f"{manifest.name}: manifest: {error}"
         return None
-
-
-def manifest_of(
-    plan: LaunchPlan, checkpoint: RunCheckpoint, files: list[StoredFile], versions: dict[str, str]
-) -> Manifest:
-    """The manifest of a checkpoint whose files are all proven to be in the bucket."""
-    judgement = checkpoint.judgement
-    return Manifest(
-        name=checkpoint.name,
-        step=checkpoint.step,
-        format=judgement.format,
-        verdict=judgement.verdict,
-        files=sorted(files, key=lambda file: file.path),
-        metrics=dict(judgement.metrics),
-        epoch=judgement.epoch,
-        world_size=judgement.world_size,
-        recipe=plan.recipe,
-        recipe_hash=plan.recipe_hash,
-        dag_id=plan.dag_id,
-        run_id=plan.run_id,
-        versions=versions,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class RunCheckpoint:
     """One checkpoint. ``holders`` says for each file which nodes have it; sizes are in bytes.
 
-    ``texts`` holds the content of the small files that were read for the judgement.
+    ``texts`` holds the content of the small files that were read for the judgement, ``modified`` when the newest file
+    was written (seconds since the epoch, by the node's clock).
     """
 
     name: str
@@ -26,6 +27,7 @@ class RunCheckpoint:
     sizes: dict[str, int]
     holders: dict[str, list[str]]
     texts: dict[str, str]
+    modified: float = 0.0
 
     @property
     def whole(self) -> bool:
@@ -63,6 +65,7 @@ def _judge(union: Union) -> RunCheckpoint:
         sizes={entry.path: entry.size for entry in union.listing.files},
         holders=union.holders,
         texts={entry.path: entry.text for entry in union.listing.files if entry.text is not None},
+        modified=max((entry.mtime for entry in union.listing.files), default=0.0),
     )
 
 

@@ -69,19 +69,7 @@ class HousekeepingOperator(BaseOperator):
         ]
 
     def _look(self, cluster: Cluster, context: Context) -> list[FoundJob]:
-        nodes = [
-            NodePlan(
-                name=node.name,
-                ssh_conn_id=node.ssh_conn_id,
-                address=node.address or "",
-                rank=rank,
-                slots=node.slots,
-                workdir=cluster.workdir_of(node),
-                output_dir="",
-            )
-            for rank, node in enumerate(cluster.nodes)
-        ]
-        hook = NodesHook(nodes, cluster.agent_python)
+        hook = NodesHook(nodes_of(cluster), cluster.agent_python)
         replies, errors = asyncio.run(_list_jobs(hook.group()))
         for error in errors.values():
             self.log.warning("cluster %s: %s", cluster.name, error)
@@ -120,5 +108,26 @@ class HousekeepingOperator(BaseOperator):
 
 async def _list_jobs(group: NodeGroup) -> tuple[dict[str, JobsReply], dict[str, TrainingError]]:
     async with group:
-        requests = {name: JobsRequest(workdir=session.workdir) for name, session in group.sessions.items()}
-        return await group.call_each("jobs", requests, JobsReply)
+        return await list_jobs(group)
+
+
+async def list_jobs(group: NodeGroup) -> tuple[dict[str, JobsReply], dict[str, TrainingError]]:
+    """Every job that each node knows, and the nodes that did not answer."""
+    requests = {name: JobsRequest(workdir=session.workdir) for name, session in group.sessions.items()}
+    return await group.call_each("jobs", requests, JobsReply)
+
+
+def nodes_of(cluster: Cluster) -> list[NodePlan]:
+    """All nodes of a cluster, for work that belongs to no run."""
+    return [
+        NodePlan(
+            name=node.name,
+            ssh_conn_id=node.ssh_conn_id,
+            address=node.address or "",
+            rank=rank,
+            slots=node.slots,
+            workdir=cluster.workdir_of(node),
+            output_dir="",
+        )
+        for rank, node in enumerate(cluster.nodes)
+    ]

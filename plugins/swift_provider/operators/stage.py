@@ -12,7 +12,9 @@ from swift_provider.exceptions import StageFailed
 from swift_provider.hooks.nodes import NodesHook
 from swift_provider.hooks.oss import OSSHook
 from swift_provider.operators.base import PlanConsumer
+from swift_provider.operators.manifests import XCOM_DIGESTS, Origin, claim
 from swift_provider.planning.plan import LaunchPlan
+from swift_provider.settings import origin
 from trainer.protocol import OssTarget, StagedItem, StageItem, StageReply, StageRequest
 
 if TYPE_CHECKING:
@@ -55,7 +57,18 @@ class StageOperator(PlanConsumer):
                 self.log.info(
                     "%s: %s → %s (%d files, %s bytes, %s)", name, item.source, item.path, item.files, item.size, how
                 )
+        self._claim(plan)
+        digests = {item.source: item.digest for reply in replies.values() for item in reply.items}
+        context["ti"].xcom_push(key=XCOM_DIGESTS, value=digests)
         return {name: {item.source: item.path for item in reply.items} for name, reply in replies.items()}
+
+    def _claim(self, plan: LaunchPlan) -> None:
+        """Whoever cannot write to the bucket learns it now, and not after the training, which goes on all the same."""
+        if plan.backup_prefix is not None:
+            target = OSSHook(plan.checkpoints.oss_conn_id).target(plan.backup_prefix, plan.checkpoints.storage)
+            problem = claim(plan, target, Origin(airflow=origin()))
+            if problem:
+                self.log.warning("nothing can be mirrored at present; backup will try again: %s", problem)
 
     def _targets(self, plan: LaunchPlan) -> dict[str, OssTarget]:
         hook = OSSHook(plan.checkpoints.oss_conn_id)

@@ -5,13 +5,15 @@ It is what the ``plan`` task returns, what a dry run shows, and what every later
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from pydantic import Field
 
+from swift_provider.config.checkpoints import CheckpointPolicy
 from swift_provider.config.docker import Docker
 from swift_provider.config.export import ExportSection
-from swift_provider.config.recipe import CheckpointPolicy
 from swift_provider.config.values import StrictModel
 
 
@@ -123,6 +125,24 @@ class LaunchPlan(StrictModel):
         if self.checkpoints.backup is None:
             return None
         return f"{self.checkpoints.backup}/{safe_name(self.dag_id)}/{safe_name(self.run_id)}"
+
+    def for_run(self, dag_id: str, run_id: str) -> LaunchPlan:
+        """The same nodes with the output folders of another run, to look at what it left there."""
+        from swift_provider.planning.names import run_key
+
+        key = run_key(dag_id, run_id)
+        nodes = [
+            node.model_copy(
+                update={"output_dir": f"{node.output_dir.removesuffix(f'{self.run_key}/output')}{key}/output"}
+            )
+            for node in self.nodes
+        ]
+        return self.model_copy(update={"dag_id": dag_id, "run_id": run_id, "run_key": key, "nodes": nodes})
+
+    def digest(self) -> str:
+        """A hash of the whole plan: equal digest = the same training on the same nodes. 16 hexadecimal digits."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> str:
         """The plan as a person reads it in the task's log."""
