@@ -37,6 +37,7 @@ def sweep(request: SweepRequest) -> SweepReply:
         return SweepReply()
     found = [*_old_jobs(node, request), *_old_downloads(node, request)]
     if request.delete:
+        node.create()  # the locks may never have been needed yet
         found = [_remove(node, item) for item in found]
         for parent in (node.jobs, node.cache):
             _empty_trash(parent)
@@ -122,10 +123,9 @@ def _remove(node: NodePaths, item: Swept) -> Swept:
             if item.kind == "job":
                 os.rename(item.path, trash)
         shutil.rmtree(trash)
-    except FileNotFoundError:
-        return item  # somebody else was faster
     except OSError as error:
-        return replace(item, error=str(error))
+        if os.path.lexists(item.path) or os.path.lexists(trash):  # else somebody was faster
+            return replace(item, error=str(error))
     return item
 
 

@@ -150,7 +150,7 @@ def test_what_nobody_will_finish_goes_by_policy(run: Run, configs: Path, monkeyp
 
 
 def test_a_bucket_that_cannot_be_reached_hides_nothing_of_the_nodes(
-    run: Run, configs: Path, caplog: pytest.LogCaptureFixture
+    run: Run, configs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (configs / "recipes" / "r.yaml").write_text(
         "name: r\ncluster: c\nswift: {args: {model: m/m, dataset: [d/d]}}\ncheckpoints: {backup: oss://nowhere/x}\n"
@@ -158,9 +158,8 @@ def test_a_bucket_that_cannot_be_reached_hides_nothing_of_the_nodes(
     node = NodePaths(run.site.workdirs["node2"])
     node.job("old").create()
     records.write_state(node.job("old"), JobState("old", Phase.EXITED, ended_at=1e9))
-    with caplog.at_level(logging.WARNING):
-        assert [row["what"] for row in clean_up("report")["nodes"]] == [node.job("old").folder]
-    assert "NoSuchBucket" in caplog.text
+    assert [row["what"] for row in clean_up("report")["nodes"]] == [node.job("old").folder]
+    assert "NoSuchBucket" in capfd.readouterr().out
 
 
 # -- secrets --------------------------------------------------------------------------------------------------------
@@ -177,6 +176,7 @@ def test_the_secret_key_is_in_no_log_result_or_file(
         with pytest.raises(RestoreFailed):
             restore(target="/proc/nowhere")
     written = capfd.readouterr()
+    assert "files proven in oss://bucket/ckpt/dag/run/checkpoint-8" in written.out, "these are the logs"
     for text in (caplog.text, json.dumps(results), written.out, written.err):
         assert SECRET not in text
     files = [path for node in NODES for path in run.site.folder(node).rglob("*") if path.is_file()]

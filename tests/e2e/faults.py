@@ -44,6 +44,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "stand-in-5": {},
     "stand-in-6": {},
     "stand-in-hurried": {"max_runtime": 45},
+    "stand-in-nights": {"checkpoints": {"backup": "oss://swift-demo/stand-in-nights", "keep_last": 1, "keep_runs": 1}},
 }
 #: Processes of the stand-in on one node: its launcher and one rank.
 PROCESSES = 2

@@ -322,3 +322,18 @@ def test_virtual_hosted_addresses(server: RunningServer, v4_bucket: oss2.Bucket)
         hosted.put_object("_faults", b"not an admin route")
         assert [found.key for found in hosted.list_objects().object_list] == ["_faults", "a b/_faults"]
     assert v4_bucket.object_exists("_faults")
+
+
+def test_an_encryption_is_told_with_the_object_and_an_unknown_one_refused(bucket: oss2.Bucket) -> None:
+    name = "x-oss-server-side-encryption"
+    bucket.put_object("a", b"x", headers={name: "KMS", f"{name}-key-id": "key-1"})
+    upload = bucket.init_multipart_upload("b", headers={name: "AES256"})
+    part = bucket.upload_part("b", upload.upload_id, 1, b"y")
+    bucket.complete_multipart_upload("b", upload.upload_id, [oss2.models.PartInfo(1, part.etag)])
+    assert bucket.head_object("a").headers[name] == "KMS"
+    assert bucket.head_object("a").headers[f"{name}-key-id"] == "key-1"
+    assert bucket.get_object("b").headers[name] == "AES256"
+    for wrong in ({name: "ROT13"}, {name: "AES256", f"{name}-key-id": "key-1"}):
+        with pytest.raises(ServerError) as caught:
+            bucket.put_object("c", b"z", headers=wrong)
+        assert (caught.value.status, caught.value.code) == (400, "InvalidEncryptionAlgorithmError")

@@ -94,6 +94,25 @@ def test_the_least_recently_wanted_go_until_the_rest_fits(node: NodePaths) -> No
     assert fresh.exists(), "a training may be about to begin with it"
 
 
+def test_a_node_that_never_started_a_job_has_no_locks_yet(node: NodePaths) -> None:
+    old = job(node, "old", Phase.EXITED, 40)
+    Path(node.locks).rmdir()
+    [item] = sweep(SweepRequest(node.workdir, jobs_age_s=DAY, delete=True)).found
+    assert (item.error, old.exists()) == (None, False)
+
+
+def test_what_cannot_be_deleted_is_told(node: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = job(node, "old", Phase.EXITED, 40)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)  # root may delete anything
+    [item] = sweep(SweepRequest(node.workdir, jobs_age_s=DAY, delete=True)).found
+    assert "Permission denied" in str(item.error)
+    assert old.exists()
+
+
 def test_what_a_sweep_left_half_deleted_is_finished(node: NodePaths) -> None:
     for parent in (node.jobs, node.cache):
         (Path(parent) / ".trash-old-1").mkdir()
