@@ -60,6 +60,8 @@ def make_plan(
     faults += check_export(recipe, args, shown)
     chosen, node_faults = select_nodes(cluster, params.get("nodes"), params.get("exclude"))
     faults += node_faults
+    if not chosen:
+        raise ConfigError(faults)  # all arithmetic is about nodes
     key = run_key(dag_id, run_id)
     nodes = [_plan_node(cluster, node, rank, key, hosts or {}) for rank, node in enumerate(chosen)]
     if len(nodes) > 1:

@@ -128,16 +128,16 @@ def test_killed_at_any_moment_and_in_place_only_when_whole(server, target, tmp_p
     monkeypatch.undo()
     files = [put(target, f"shard-{number}.pt", 9 << 20, number)[1] for number in range(3)]
     store.write_manifest(target, Manifest("checkpoint-8", 8, "full", "complete", files))
-    server.inject(kind="slow", bytes_per_second=20 << 20, operation="get_object", times=None)
+    server.inject(kind="slow", bytes_per_second=4 << 20, operation="get_object", times=None)
     noise = random.Random(3)  # noqa: S311
     kills = 0
     for turn in range(4):
         destination = tmp_path / str(turn) / "checkpoint-8"
-        for _ in range(30):
+        for patience in [*(noise.uniform(0.3, 1.2) for _ in range(4)), 60.0]:
             child = node.popen("fetch", FetchRequest(target, str(destination)))
             child.stdin = None
             try:
-                text, _ = child.communicate(timeout=noise.uniform(0.4, 1.6))
+                text, _ = child.communicate(timeout=patience)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.communicate()
