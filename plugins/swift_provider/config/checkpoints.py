@@ -107,3 +107,9 @@ class CheckpointPolicy(Retention, Destination):
         rules = {name: getattr(self, name) for name in Retention.model_fields}
         own = {name: getattr(change, name) for name in Retention.model_fields} if change else {}
         return Retention.model_validate(rules | {name: value for name, value in own.items() if value is not None})
+
+    def with_keep_last(self, count: int) -> Self:
+        """The same with another ``keep_last``, in both places."""
+        places = {name: change for name in ("nodes", "bucket") if (change := getattr(self, name)) is not None}
+        others = {name: change.model_copy(update={"keep_last": None}) for name, change in places.items()}
+        return self.model_copy(update={"keep_last": count, **others})

@@ -92,7 +92,7 @@ def make_plan(
         args.setdefault("check_model", False)  # it is here; asking a hub for it costs retries and fails offline
     policy = recipe.checkpoints
     if params.get("keep_last") is not None:
-        policy = policy.model_copy(update={"keep_last": params["keep_last"]})
+        policy = policy.with_keep_last(params["keep_last"])
     args |= {"output_dir": nodes[0].output_dir, "add_version": False}
     if engine.NAME != megatron.NAME:  # whose ranks each write their own shards anyway
         args["save_on_each_node"] = not setting.shared and len(nodes) > 1

@@ -37,6 +37,12 @@ def test_a_place_changes_only_what_it_names_also_after_a_plans_journey_through_j
         assert (nodes.keep_best, nodes.metric, nodes.mode, nodes.keep_within) == (3, "acc", "max", 172800.0)
 
 
+def test_the_runs_own_keep_last_holds_in_both_places() -> None:
+    given = policy(keep_last=2, nodes={"keep_last": 1, "keep_runs": 4}).with_keep_last(7)
+    assert [policy_of(given, where).keep_last for where in ("nodes", "bucket")] == [7, 7]
+    assert policy_of(given, "nodes").keep_runs == 4
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
