@@ -49,7 +49,7 @@ cluster-tests: ## real sshd on several hosts
 	@$(PY) -m pytest -q tests/cluster
 
 e2e: ## the whole main job through a real Airflow, and its UI in a real browser
-	@$(PY) -m pytest -q tests/e2e/test_main_job.py tests/e2e/test_export.py tests/browser
+	@$(PY) -m pytest -q tests/e2e/test_main_job.py tests/e2e/test_export.py tests/e2e/test_nights.py tests/e2e/test_secrets.py tests/browser
 
 engines: ## every engine that trains on CPU, and a training that is cut and goes on; 4 minutes
 	@$(PY) -m pytest -q tests/e2e/test_engines.py
