@@ -6,11 +6,10 @@ from typing import Any
 
 from swift_provider.operators.mirror import mirror_while_training
 from tests.cluster import stand_in
+from tests.cluster.buckets import Run
 from tests.cluster.sites import until
-from tests.cluster.test_checkpoints import Run, object_times, run
+from tests.cluster.test_checkpoints import object_times
 from tests.cluster.test_gang import start_all
-
-__all__ = ["run"]  # the fixture
 
 
 def training(run: Run) -> Any:

@@ -177,7 +177,7 @@ class ExportOperator(TrainOperator):
         from trainer.store import StoreError, write_manifest
 
         name = f"export-{source.step}"
-        whole = OSSHook(plan.checkpoints.oss_conn_id).target(str(plan.backup_prefix))
+        whole = OSSHook(plan.checkpoints.oss_conn_id).target(str(plan.backup_prefix), plan.checkpoints.storage)
         target = replace(whole, prefix=whole.key(name))
         group = NodesHook.for_plan(plan).group()
         node = plan.nodes[0]

@@ -21,7 +21,7 @@ def mirror_while_training(plan: LaunchPlan, job_id: str) -> None:
     if plan.backup_prefix is None or not plan.checkpoints.upload_while_training:
         return
     try:
-        target = OSSHook(plan.checkpoints.oss_conn_id).target(plan.backup_prefix)
+        target = OSSHook(plan.checkpoints.oss_conn_id).target(plan.backup_prefix, plan.checkpoints.storage)
         notes = asyncio.run(_mirror(plan, job_id, target))
     except Exception as error:  # the training runs already; nothing here may end its task
         notes = [str(error)]
