@@ -13,7 +13,7 @@ from tests.browser.pages import TriggerForm, log_in, open_dag, show_graph, try_t
 from tests.conftest import ENDED, wait_for
 
 DAG = "swift_train"
-TASKS = ["plan", "preflight", "stage", "train", "backup", "prune"]
+TASKS = ["plan", "preflight", "stage", "train", "export", "backup", "prune"]
 SECTIONS = ["Run", "Data", "Training", "Checkpoints", "Advanced"]
 
 

@@ -19,7 +19,7 @@ from trainer.protocol import FetchReply, FetchRequest, Manifest, loads
 from trainer.store import list_manifests, open_bucket
 
 RUN = "e2e-main"
-TASKS = ("plan", "preflight", "stage", "train", "backup", "prune")
+TASKS = ("plan", "preflight", "stage", "train", "export", "backup", "prune")
 
 
 @pytest.fixture(scope="module")
