@@ -32,7 +32,7 @@ def show_graph(page: Page) -> dict[str, float]:
     page.get_by_role("button", name="Show Graph").click()
     boxes = page.locator(".react-flow__node")
     expect(boxes.first).to_be_visible()
-    page.wait_for_function("document.querySelectorAll('.react-flow__node').length >= 6")
+    page.wait_for_function("document.querySelectorAll('.react-flow__node').length >= 7")
     return dict(boxes.evaluate_all("all => all.map(box => [box.dataset.id, box.getBoundingClientRect().x])"))
 
 
