@@ -28,7 +28,7 @@ def main(run_id: str) -> None:
         log_in(page, airflow.url, "admin", airflow.password)
         page.goto(f"{airflow.url}/dags/{DAG}/runs/{run_id}")
         expect(page.get_by_text("Task Instances").first).to_be_visible()
-        expect(page.get_by_role("link", name="prune")).to_be_visible()
+        expect(page.get_by_role("link", name="prune").first).to_be_visible()
         page.wait_for_load_state("networkidle")
         page.screenshot(path=str(IMAGES / "dag-run.png"))
         open_dag(page, airflow.url, DAG)
