@@ -31,7 +31,7 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, faults: Iterable[Fault]) -> None:
-        self.faults = list(faults)
+        self.faults = list(dict.fromkeys(faults))  # a node may be named twice, by name and by label
         count = len(self.faults)
         head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
         super().__init__(head + ":\n" + "\n".join(f"  {fault}" for fault in self.faults))

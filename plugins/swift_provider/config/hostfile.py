@@ -97,16 +97,19 @@ class Pick:
 
 
 def parse_selection(entries: str | Iterable[str]) -> list[Pick]:
-    """``"h1@h2:0,2"``, or a list of such texts; a node that is there twice has the slots of both.
+    """``"h1@h2:0,2"``, or a list of such texts; a node that is there twice has the slots of both,
+    all of them when one of the two names no slots.
 
     Raises:
         ValueError: a part is not ``name`` or ``name:slot,slot``.
     """
     texts = [entries] if isinstance(entries, str) else list(entries)
     found: dict[str, set[int]] = {}
+    whole: set[str] = set()
     for part in [part.strip() for text in texts for part in str(text).split("@")]:
         name, colon, slots = part.partition(":")
         if not name or (colon and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", slots, re.ASCII)):
             raise ValueError(f"{part!r} is no selection; write names, or host:0,2 for some GPUs, joined by @")
         found.setdefault(name, set()).update(int(slot) for slot in slots.split(",") if colon)
-    return [Pick(name, tuple(sorted(slots)) or None) for name, slots in found.items()]
+        whole |= set() if colon else {name}
+    return [Pick(name, None if name in whole else tuple(sorted(slots))) for name, slots in found.items()]
