@@ -31,10 +31,11 @@ def main(run_id: str) -> None:
         expect(page.get_by_role("link", name="prune").first).to_be_visible()
         page.wait_for_load_state("networkidle")
         page.screenshot(path=str(IMAGES / "dag-run.png"))
+        page.set_viewport_size({"width": 1280, "height": 1500})
         open_dag(page, airflow.url, DAG)
         form = TriggerForm(page)
         form.section("Run").click()
-        expect(form.field("recipe")).to_be_visible()
+        expect(form.dialog.locator("#element_recipe")).to_be_visible()
         page.wait_for_timeout(1000)  # the section opens with an animation
         form.dialog.screenshot(path=str(IMAGES / "trigger-form.png"))
         browser.close()
