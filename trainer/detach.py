@@ -13,17 +13,34 @@ from trainer.files import PRIVATE_FILE
 from trainer.protocol import MARKER
 
 
-def spawn_detached(body: Callable[[], int], stderr: str, keep: Collection[int], limit_s: int) -> None:
+def spawn_detached(body: Callable[[int], int], stderr: str, keep: Collection[int], limit_s: int) -> str:
     """Run ``body`` in a daemon with its output appended to the file ``stderr`` and only ``keep`` left open.
 
     The daemon is a fork of this process: a second start of Python would cost each node more processor time than all
-    the rest of a start. ``body`` returns the exit status. The kernel ends the daemon after ``limit_s`` seconds unless
-    it calls ``signal.alarm(0)`` before. Returns when the daemon has been forked.
+    the rest of a start. The kernel ends it after ``limit_s`` seconds unless it calls ``signal.alarm(0)`` before.
+
+    Args:
+        body: gets a pipe, says there how it came up, closes it, and returns the exit status in the end.
+        stderr: path of the daemon's log.
+        keep: descriptors.
+        limit_s: seconds that the daemon has to come up, and that its word is waited for.
+
+    Returns:
+        What the daemon said; ``""``: it said nothing.
     """
-    pid = os.fork()
-    if pid == 0:
-        _become_daemon(body, stderr, keep, limit_s)
-    os.waitpid(pid, 0)
+    reader, writer = os.pipe()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_daemon(lambda: body(writer), stderr, (writer, *keep), limit_s)
+        os.waitpid(pid, 0)
+        os.close(writer)
+        writer = -1
+        return _read_all(reader, limit_s).decode("utf-8", "replace")
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
 
 
 def _become_daemon(body: Callable[[], int], stderr: str, keep: Collection[int], limit_s: int) -> NoReturn:
@@ -54,7 +71,7 @@ def _become_daemon(body: Callable[[], int], stderr: str, keep: Collection[int], 
         os._exit(status)
 
 
-def read_all(descriptor: int, timeout_s: float) -> bytes:
+def _read_all(descriptor: int, timeout_s: float) -> bytes:
     """Everything written to a pipe until its last writer closes it, or until ``timeout_s`` seconds have passed."""
     data = b""
     while select.select([descriptor], [], [], timeout_s)[0]:

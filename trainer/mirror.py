@@ -18,7 +18,7 @@ from trainer import process, store, transfer
 from trainer.checkpoints.scan import checkpoint_names
 from trainer.checkpoints.watch import CheckpointWatch
 from trainer.complaints import complaints, say
-from trainer.detach import read_all, spawn_detached
+from trainer.detach import spawn_detached
 from trainer.files import open_lock, remove_quietly, try_lock, write_atomic
 from trainer.jobs import proven_state
 from trainer.paths import JobPaths, NodePaths
@@ -78,16 +78,7 @@ def _hand_over(job: JobPaths, request: MirrorRequest) -> MirrorReply:
 def _start(job: JobPaths, request: MirrorRequest, lock: int) -> MirrorReply:
     remove_quietly(job.mirror_keys)
     os.mkfifo(job.mirror_keys, 0o600)
-    reader, writer = os.pipe()
-    try:
-        spawn_detached(lambda: run(request, writer), job.mirror_log, (writer, lock), READY_S)
-        os.close(writer)
-        writer = -1
-        answer = read_all(reader, READY_S).decode("utf-8", "replace")
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
+    answer = spawn_detached(lambda ready: run(request, ready), job.mirror_log, (lock,), READY_S)
     return MirrorReply(started=answer == "ok", error=None if answer == "ok" else answer or "the mirror did not start")
 
 

@@ -14,7 +14,8 @@ from trainer.jobs import proven_state
 from trainer.paths import NodePaths
 from trainer.protocol import JobSpec, JobState, Phase, PruneReply, PruneRequest
 
-_TRASH = ".trash-"
+#: How the name of a folder begins that is being deleted: out of sight in one step, then gone.
+TRASH = ".trash-"
 
 
 def prune(request: PruneRequest) -> PruneReply:
@@ -42,7 +43,7 @@ def prune(request: PruneRequest) -> PruneReply:
             reply.deleted.pop(name, None)
             reply.errors[name] = str(error)
     if not request.dry_run:
-        _empty_trash(request.output_dir)
+        empty_trash(request.output_dir)
     return reply
 
 
@@ -88,14 +89,15 @@ def mentions(spec: JobSpec, path: str) -> bool:
 
 
 def _remove(output_dir: str, name: str) -> None:
-    trash = os.path.join(output_dir, f"{_TRASH}{name}-{os.getpid()}")
+    trash = os.path.join(output_dir, f"{TRASH}{name}-{os.getpid()}")
     os.rename(os.path.join(output_dir, name), trash)
     shutil.rmtree(trash)
 
 
-def _empty_trash(output_dir: str) -> None:
-    for name, path in _entries(output_dir):
-        if name.startswith(_TRASH) and os.path.isdir(path) and not os.path.islink(path):
+def empty_trash(folder: str) -> None:
+    """Finish the deletions in ``folder`` that were cut off."""
+    for name, path in _entries(folder):
+        if name.startswith(TRASH) and os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ import time
 from typing import Dict, List
 
 from trainer import cancelled, process, records
-from trainer.detach import read_all, spawn_detached
+from trainer.detach import spawn_detached
 from trainer.files import locked, remove_quietly, write_atomic
 from trainer.jobs import processes_of, proven_state
 from trainer.launch import refuse_nonsense
@@ -112,21 +112,12 @@ def _spawn(node: NodePaths, job: JobPaths, locks: List[int], hold_s: float) -> s
     """
     from trainer.supervise import supervise  # not needed by the other verb of this module
 
-    reader, writer = os.pipe()
-    try:
-        turn, *lease = locks
+    turn, *lease = locks
 
-        def body() -> int:
-            return supervise(node, job, ready=writer, turn=turn, lease=lease, hold_s=hold_s)
+    def body(ready: int) -> int:
+        return supervise(node, job, ready=ready, turn=turn, lease=lease, hold_s=hold_s)
 
-        spawn_detached(body, job.supervisor_log, (writer, *locks), READY_S)
-        os.close(writer)
-        writer = -1
-        answer = read_all(reader, READY_S).decode("utf-8", "replace")
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
+    answer = spawn_detached(body, job.supervisor_log, locks, READY_S)
     return answer or "the supervisor did not start: " + _last_line(job.supervisor_log)
 
 

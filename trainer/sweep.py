@@ -15,9 +15,8 @@ from trainer.files import is_locked, locked, open_lock, try_lock
 from trainer.jobs import log_is_held, proven_state
 from trainer.paths import JobPaths, NodePaths
 from trainer.protocol import JobSpec, Phase, SweepReply, SweepRequest, Swept
-from trainer.prune import living_jobs, may_live, mentions
+from trainer.prune import TRASH, empty_trash, living_jobs, may_live, mentions
 
-_TRASH = ".trash-"
 _DOWNLOAD = re.compile(r"[0-9a-f]{24}")
 _PATIENCE_S = 60.0  # for a start that is under way
 
@@ -40,7 +39,7 @@ def sweep(request: SweepRequest) -> SweepReply:
         node.create()  # the locks may never have been needed yet
         found = [_remove(node, item) for item in found]
         for parent in (node.jobs, node.cache):
-            _empty_trash(parent)
+            empty_trash(parent)
     return SweepReply(found)
 
 
@@ -79,10 +78,10 @@ def _old_downloads(node: NodePaths, request: SweepRequest) -> Iterator[Swept]:
     if request.cache_age_s is None and request.cache_bytes is None:
         return
     living, now = living_jobs(node.workdir), time.time()
-    downloads = sorted(_downloads(node), key=lambda pair: pair[1])
-    total = sum(_size(path) for path, _ in downloads)
-    for path, wanted in downloads:
-        age, size = now - wanted, _size(path)
+    downloads = [(path, wanted, _size(path)) for path, wanted in sorted(_downloads(node), key=lambda pair: pair[1])]
+    total = sum(size for _, _, size in downloads)
+    for path, wanted, size in downloads:
+        age = now - wanted
         if request.cache_age_s is not None and age > request.cache_age_s:
             reason = f"not wanted for {age / 86400:.1f} days"
         elif request.cache_bytes is not None and total > request.cache_bytes and age > YOUNG_S:
@@ -104,7 +103,11 @@ def _downloads(node: NodePaths) -> List[Tuple[str, float]]:
 
 
 def _is_used(path: str, living: List[JobSpec]) -> bool:
-    return is_locked(os.path.join(path, "lock")) or any(mentions(spec, path) for spec in living)
+    return is_locked(os.path.join(path, "lock")) or _is_needed(path, living)
+
+
+def _is_needed(path: str, living: List[JobSpec]) -> bool:
+    return any(mentions(spec, path) for spec in living)
 
 
 # -- removing -------------------------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def _is_used(path: str, living: List[JobSpec]) -> bool:
 def _remove(node: NodePaths, item: Swept) -> Swept:
     """Out of sight in one step, under the lock that a new user would need; then gone."""
     parent, name = os.path.split(item.path)
-    trash = os.path.join(parent, f"{_TRASH}{name}-{os.getpid()}")
+    trash = os.path.join(parent, f"{TRASH}{name}-{os.getpid()}")
     try:
         with locked(node.start_lock, _PATIENCE_S):
             if item.kind == "job" and _ended_at(JobPaths(item.path)) is None:
@@ -132,23 +135,12 @@ def _remove(node: NodePaths, item: Swept) -> Swept:
 def _hide_download(node: NodePaths, path: str, trash: str) -> bool:
     lock = open_lock(os.path.join(path, "lock"))
     try:
-        if not try_lock(lock) or _is_used_by_job(node, path):
+        if not try_lock(lock) or _is_needed(path, living_jobs(node.workdir)):
             return False
         os.rename(path, trash)
         return True
     finally:
         os.close(lock)
-
-
-def _is_used_by_job(node: NodePaths, path: str) -> bool:
-    return any(mentions(spec, path) for spec in living_jobs(node.workdir))
-
-
-def _empty_trash(parent: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(parent):
-            if name.startswith(_TRASH):
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
 
 
 def _size(path: str) -> int:

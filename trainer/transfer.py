@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Callable, Dict, Tuple
 
 from trainer import store
-from trainer.files import PRIVATE_FOLDER, locked, sync_folder
+from trainer.files import PRIVATE_FOLDER, locked, size_or_zero, sync_folder
 from trainer.manifest import NAME, is_plain
 from trainer.protocol import BackupReply, BackupRequest, FetchReply, FetchRequest, Manifest, StoredFile
 
@@ -43,7 +43,7 @@ def send(
     for path in request.files:
         if path not in paths.values():
             reply.errors[path] = "refused: not a plain relative path of a file of a checkpoint"
-    pace.total += sum(_size_of(os.path.join(folder, path)) for path in paths.values())
+    pace.total += sum(size_or_zero(os.path.join(folder, path)) for path in paths.values())
     with locked(os.path.join(state_dir, f"{request.checkpoint}.lock"), _PATIENCE_S):
         try:
             fixed = _fixed(request, bucket)
@@ -68,13 +68,6 @@ def _fixed(request: BackupRequest, bucket: oss2.Bucket) -> Dict[str, Tuple[int, 
     """What a manifest in the bucket speaks for already: it must never become a lie."""
     manifest = store.read_manifest(request.target, bucket)
     return {request.target.key(file.path): (file.size, file.crc64) for file in manifest.files} if manifest else {}
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
 
 
 def fetch(request: FetchRequest) -> FetchReply:

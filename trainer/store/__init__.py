@@ -18,9 +18,9 @@ from trainer.store.client import (
     open_bucket,
     read_bytes,
 )
+from trainer.store.crc64 import crc64_of
 from trainer.store.deleting import delete_checkpoint, delete_objects
 from trainer.store.download import Wanted, get_files
-from trainer.store.files import crc64_of, get_file, put_file
 from trainer.store.garbage import Leftover, find_leftovers, remove
 from trainer.store.marks import latest, pin, read_run, unpin, write_latest, write_run
 from trainer.store.pace import Pace, yield_to_others
@@ -47,7 +47,6 @@ __all__ = [
     "delete_objects",
     "find_leftovers",
     "find_manifests",
-    "get_file",
     "get_files",
     "head",
     "latest",
@@ -55,7 +54,6 @@ __all__ = [
     "list_objects",
     "open_bucket",
     "pin",
-    "put_file",
     "read_bytes",
     "read_manifest",
     "read_run",

@@ -6,14 +6,17 @@ import contextlib
 import dataclasses
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 from trainer import manifest as manifests
 from trainer.protocol import OssTarget
-from trainer.store.client import StoreError, head, open_bucket, retrying
+from trainer.store.client import StoreError, head, list_uploads, open_bucket, retrying
 from trainer.store.deleting import delete_objects
 from trainer.store.marks import read_run
 from trainer.store.survey import folder_of, survey
+
+if TYPE_CHECKING:
+    import oss2
 
 
 @dataclass
@@ -45,12 +48,13 @@ def find_leftovers(target: OssTarget) -> List[Leftover]:
         if not folder.has_manifest:
             keys = [item.key for item in folder.objects.values()]
             found[folder.prefix] = Leftover(folder.prefix, {}, keys, folder.size, folder.modified)
-    for key, upload_id, began in _uploads(target):
+    bucket = open_bucket(target)
+    for key, upload_id, began in list_uploads(bucket, target.prefix + "/" if target.prefix else ""):
         prefix = folder_of(key)
         if prefix:  # an upload of anything else is not ours to judge
             leftover = found.setdefault(prefix, Leftover(prefix, has_manifest=prefix in whole))
             leftover.uploads.append((key, upload_id))
-            leftover.touched = max(leftover.touched, began, _newest_part(target, key, upload_id))
+            leftover.touched = max(leftover.touched, began, _newest_part(bucket, key, upload_id))
     runs: Dict[str, Dict[str, str]] = {}
     for leftover in found.values():
         parent = leftover.prefix.rpartition("/")[0]
@@ -81,25 +85,9 @@ def remove(target: OssTarget, leftover: Leftover) -> int:
     return len(leftover.uploads) + delete_objects(target, leftover.keys)
 
 
-def _uploads(target: OssTarget) -> Iterator[Tuple[str, str, float]]:
-    """Key, id and begin of every unfinished multipart upload at or below ``target``."""
-    bucket, key_marker, id_marker = open_bucket(target), "", ""
-    prefix = target.prefix + "/" if target.prefix else ""
-    while True:
-        ask = functools.partial(
-            bucket.list_multipart_uploads, prefix=prefix, key_marker=key_marker, upload_id_marker=id_marker
-        )
-        page: Any = retrying(ask, f"listing of uploads below {target.prefix}")
-        for item in page.upload_list:
-            yield item.key, item.upload_id, float(item.initiation_date)
-        if not page.is_truncated:
-            return
-        key_marker, id_marker = page.next_key_marker, page.next_upload_id_marker
-
-
-def _newest_part(target: OssTarget, key: str, upload_id: str) -> float:
+def _newest_part(bucket: oss2.Bucket, key: str, upload_id: str) -> float:
     """When the last part came: a big file may take longer than any grace."""
-    bucket, marker, newest = open_bucket(target), "", 0.0
+    marker, newest = "", 0.0
     while True:
         try:
             page: Any = retrying(

@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from trainer.files import PRIVATE_FILE, PRIVATE_FOLDER, read_bytes, remove_quietly, write_atomic
+from trainer.files import PRIVATE_FOLDER, append, read_bytes, remove_quietly, write_atomic
 
 
 class Journal:
@@ -43,12 +43,8 @@ class Journal:
         write_atomic(self.path, (json.dumps(head) + "\n").encode())
 
     def note(self, number: int, *facts: Any) -> None:
-        """Note that a part is done. One write per line: threads and a kill in between do not mix lines."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-        try:
-            os.write(descriptor, ("\n" + json.dumps([number, *facts])).encode())
-        finally:
-            os.close(descriptor)
+        """Note that a part is done."""
+        append(self.path, ("\n" + json.dumps([number, *facts])).encode())
 
     def end(self) -> None:
         """Remove it: the transfer is done, or nothing of it can be used."""

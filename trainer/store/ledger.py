@@ -9,7 +9,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Dict, List, Optional
 
-from trainer.files import PRIVATE_FILE, PRIVATE_FOLDER, read_bytes, write_atomic
+from trainer.files import PRIVATE_FOLDER, append, read_bytes, write_atomic
 from trainer.store import crc64
 from trainer.store.client import Stored
 
@@ -81,11 +81,7 @@ class Ledger:
                 return
             self._remember(entry)
             os.makedirs(os.path.dirname(self._path), mode=PRIVATE_FOLDER, exist_ok=True)
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-            try:
-                os.write(descriptor, b"\n" + _encode(entry))
-            finally:
-                os.close(descriptor)
+            append(self._path, b"\n" + _encode(entry))
 
 
 def head_of(path: str) -> int:

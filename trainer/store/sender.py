@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, Mapping, Optional, Sequence, Tuple
 
+from trainer.files import size_or_zero
 from trainer.store.client import Stored, StoreError, list_uploads
 from trainer.store.crc64 import of_file
 from trainer.store.ledger import Entry, Ledger, stat_of
@@ -53,7 +54,7 @@ class Sender:
     def send(self, files: Sequence[Tuple[str, str]]) -> Outcome:
         """Send ``(path, key)`` pairs; one that fails does not keep the others from being sent. Biggest first."""
         outcome = Outcome()
-        order = sorted(files, key=lambda item: (-_size(item[0]), item[1]))
+        order = sorted(files, key=lambda item: (-size_or_zero(item[0]), item[1]))
         with ThreadPoolExecutor(self._settings.threads) as parts, ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             running = {key: pool.submit(self._send, path, key, parts) for path, key in order}
             for key, future in running.items():
@@ -105,10 +106,3 @@ class Sender:
 
 def _object_of(entry: Entry) -> Stored:
     return Stored(entry.key, entry.size, str(entry.crc), entry.etag)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0

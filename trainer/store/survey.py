@@ -6,12 +6,15 @@ import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from trainer import manifest as manifests
 from trainer.protocol import Manifest, OssTarget
 from trainer.store.checkpoints import read_manifest
 from trainer.store.client import Stored, StoreError, list_objects, open_bucket
+
+if TYPE_CHECKING:
+    import oss2
 
 _FOLDER = re.compile(r"(?P<prefix>(?:.*?/)?(?P<name>checkpoint-\d{1,12}))/(?P<path>.+)", re.DOTALL)
 _READERS = 16  # manifests that are read at the same time
@@ -83,8 +86,9 @@ def survey(target: OssTarget) -> List[Folder]:
     Raises:
         StoreError: the bucket cannot be listed.
     """
+    bucket = open_bucket(target, connections=_READERS)
     found: Dict[str, Folder] = {}
-    for item in list_objects(open_bucket(target), target.prefix):
+    for item in list_objects(bucket, target.prefix):
         match = _FOLDER.fullmatch(item.key)
         # "ckpt" must not take "ckpt-old/checkpoint-8" for its own.
         if match and (not target.prefix or (item.key + "/").startswith(target.prefix + "/")):
@@ -92,12 +96,12 @@ def survey(target: OssTarget) -> List[Folder]:
             folder.objects[match["path"]] = item
     folders = [found[prefix] for prefix in sorted(found)]
     with ThreadPoolExecutor(_READERS) as pool:
-        list(pool.map(lambda folder: _read(target, folder), [item for item in folders if item.has_manifest]))
+        list(pool.map(lambda folder: _read(target, bucket, folder), [item for item in folders if item.has_manifest]))
     return folders
 
 
-def _read(target: OssTarget, folder: Folder) -> None:
+def _read(target: OssTarget, bucket: oss2.Bucket, folder: Folder) -> None:
     try:
-        folder.manifest = read_manifest(dataclasses.replace(target, prefix=folder.prefix))
+        folder.manifest = read_manifest(dataclasses.replace(target, prefix=folder.prefix), bucket)
     except StoreError as error:
         folder.error = str(error)

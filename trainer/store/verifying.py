@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict
+from typing import TYPE_CHECKING, Dict
 
 from trainer.protocol import Manifest, OssTarget, StoredFile
+from trainer.store import crc64
 from trainer.store.client import StoreError, UnprovenError, open_bucket, retrying
+
+if TYPE_CHECKING:
+    import oss2
 
 _READERS = 4  # objects that are read at the same time
 _BLOCK = 1 << 20  # bytes
@@ -18,26 +22,25 @@ def verify_bytes(target: OssTarget, manifest: Manifest) -> Dict[str, str]:
     Raises:
         StoreError: the bucket cannot be used at all.
     """
+    bucket = open_bucket(target)
     with ThreadPoolExecutor(_READERS) as pool:
-        faults = list(pool.map(lambda file: _fault(target, file), manifest.files))
+        faults = list(pool.map(lambda file: _fault(bucket, target.key(file.path), file), manifest.files))
     return {file.path: text for file, text in zip(manifest.files, faults) if text}
 
 
-def _fault(target: OssTarget, file: StoredFile) -> str:
+def _fault(bucket: oss2.Bucket, key: str, file: StoredFile) -> str:
     import oss2
     import requests
 
-    bucket, key = open_bucket(target), target.key(file.path)
-
     def read() -> str:
-        crc, size = oss2.utils.Crc64(), 0
+        crc, size = 0, 0
         try:
             answer = bucket.get_object(key)
             while True:
                 block = answer.read(_BLOCK)
                 if not block:
                     break
-                crc.update(block)
+                crc = crc64.update(crc, block)
                 size += len(block)
         except oss2.exceptions.NoSuchKey:
             return "is not there"
@@ -45,8 +48,8 @@ def _fault(target: OssTarget, file: StoredFile) -> str:
             raise UnprovenError(f"{key}: the connection broke: {error}") from None
         if size < (answer.content_length or 0):
             raise UnprovenError(f"{key}: {size} of {answer.content_length} bytes came")
-        if (size, str(crc.crc)) != (file.size, file.crc64):
-            return f"has {size} bytes with CRC64 {crc.crc}; not {file.size}, {file.crc64}"
+        if (size, str(crc)) != (file.size, file.crc64):
+            return f"has {size} bytes with CRC64 {crc}; not {file.size}, {file.crc64}"
         return ""
 
     try:

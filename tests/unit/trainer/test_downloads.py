@@ -43,7 +43,8 @@ def put(target: OssTarget, name: str, size: int, seed: int = 1) -> tuple[bytes, 
 
 
 def get(target: OssTarget, path, file: StoredFile) -> int:
-    return store.get_file(store.open_bucket(target), target.key(file.path), str(path), file.size, file.crc64)
+    wanted = store.Wanted(target.key(file.path), str(path), file.size, file.crc64)
+    return store.get_files(store.open_bucket(target), [wanted])
 
 
 @pytest.mark.parametrize("size", [0, 1, PART, 7 * PART + 13])
