@@ -84,18 +84,17 @@ def _cancel_gang(gang: dict[str, Any], try_number: int, what: str) -> None:
     from airflow.models.connection import Connection
 
     from swift_provider.hooks.cancel import cancel_until_heard
-    from swift_provider.hooks.endpoint import endpoint_of
     from swift_provider.hooks.group import NodeGroup
     from swift_provider.planning.gang import cancel_reason
     from swift_provider.planning.plan import NodePlan
     from trainer import protocol
 
     nodes = [NodePlan.model_validate(node) for node in gang["nodes"]]
-    endpoints = {node.name: endpoint_of(Connection.get_connection_from_secrets(node.ssh_conn_id)) for node in nodes}
+    connections = {node.ssh_conn_id: Connection.get_connection_from_secrets(node.ssh_conn_id) for node in nodes}
     owner = replace(protocol.from_dict(protocol.Owner, gang["owner"]), try_number=try_number)
 
     async def run() -> None:
-        async with NodeGroup(nodes, endpoints, gang["python"]) as group:
+        async with NodeGroup.over(nodes, connections, gang["python"]) as group:
             await cancel_until_heard(group, owner, cancel_reason(try_number))
 
     log.info("task %s of run %s was %s: cancelling its training", owner.task_id, owner.run_id, what)

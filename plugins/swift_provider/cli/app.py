@@ -12,6 +12,7 @@ from rich.table import Table
 
 from swift_provider.cli import checkpoints
 from swift_provider.cli.files import check_file, find_files, plan_of, read
+from swift_provider.cli.output import err, fail, out
 from swift_provider.cli.params import parse_params
 from swift_provider.config import Cluster, ConfigError, Recipe
 from swift_provider.config.loading import load_cluster
@@ -52,13 +53,13 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        _err(str(error))
+        err(str(error))
         sys.exit(1)
     except UnicodeDecodeError:
-        _err("the file is not UTF-8 text")
+        err("the file is not UTF-8 text")
         sys.exit(1)
     except OSError as error:
-        _err(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
+        err(f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
         sys.exit(1)
 
 
@@ -79,11 +80,11 @@ def validate(
         except ConfigError as error:
             faults += len(error.faults)
             for fault in error.faults:
-                _err(str(fault))
+                err(str(fault))
         else:
-            _out(f"{file.shown}: fine")
+            out(f"{file.shown}: fine")
     if not found:
-        _err(f"no recipes and no clusters in {folder}")
+        err(f"no recipes and no clusters in {folder}")
     if faults or not found:
         raise typer.Exit(1)
 
@@ -99,7 +100,7 @@ def plan(
     loaded, where, params, folder = _inputs(recipe, param, cluster, config)
     made = plan_of(loaded, where, params, folder)
     told = forecast(made, loaded, where, read_config(model_of(loaded, params)))
-    _out("\n".join([made.describe(), *told.lines]))
+    out("\n".join([made.describe(), *told.lines]))
 
 
 @app.command()
@@ -115,7 +116,7 @@ def preflight(
     found = run_preflight(*_inputs(recipe, param, cluster, config))
     show(found)
     if found.faults:
-        _fail(f"{len(found.faults)} faults on the nodes")
+        fail(f"{len(found.faults)} faults on the nodes")
 
 
 def _inputs(
@@ -125,7 +126,7 @@ def _inputs(
     folder = config or config_dir()
     recipes = [file for file in find_files([recipe], folder) if file.kind == "recipes"]
     if not recipes:
-        _fail(f"{recipe}: is a cluster; name a recipe")
+        fail(f"{recipe}: is a cluster; name a recipe")
     loaded = read(recipes[0])
     return loaded, load_cluster(cluster or loaded.cluster, folder), parse_params(param or [], loaded), folder
 
@@ -139,7 +140,7 @@ def search_arguments(
     try:
         known = arguments_of(command)
     except KeyError:
-        _fail(f"ms-swift {PINNED_VERSION} has no command {command!r}")
+        fail(f"ms-swift {PINNED_VERSION} has no command {command!r}")
     wanted = word.lstrip("-").replace("-", "_").lower()
     found = {name: argument for name, argument in known.items() if wanted in name.lower()}
     table = Table("argument", "type", "default", "choices", box=None, pad_edge=False)
@@ -153,9 +154,9 @@ def search_arguments(
     old = {name: new for name, new in (MEGATRON if command.startswith("megatron") else SWIFT).items() if wanted in name}
     for name, new in sorted(old.items()):
         if name not in known:
-            _out(f"{name}: of older versions; " + (new if " " in new else f"is called {new} today"))
+            out(f"{name}: of older versions; " + (new if " " in new else f"is called {new} today"))
     if not found and not old:
-        _fail(f"ms-swift {PINNED_VERSION}: no argument of {command} holds {word!r}")
+        fail(f"ms-swift {PINNED_VERSION}: no argument of {command} holds {word!r}")
 
 
 @hostfile_app.command("import")
@@ -169,10 +170,10 @@ def hostfile_import(
     try:
         text, notes = import_hostfile(_read(file), name=name, python=python, ssh_conn_id=ssh_conn_id)
     except ValueError as error:
-        _fail(f"{file}: {error}")
-    _out(text.rstrip("\n"))
+        fail(f"{file}: {error}")
+    out(text.rstrip("\n"))
     for note in notes:
-        _err(f"note: {note}")
+        err(f"note: {note}")
 
 
 @recipe_app.command("import")
@@ -183,27 +184,14 @@ def recipe_import(
 ) -> None:
     """Print the recipe that a pasted swift, megatron, deepspeed or torchrun command stands for."""
     result = import_recipe(_read(file), name=name, cluster=cluster)
-    _out(result.yaml().rstrip("\n"))
+    out(result.yaml().rstrip("\n"))
     for note in result.notes:
-        _err(f"note: {note}")
+        err(f"note: {note}")
     for fault in result.faults:
-        _err(f"FAULT: {fault}")
+        err(f"FAULT: {fault}")
     if result.faults:
         raise typer.Exit(1)
 
 
 def _read(file: str) -> str:
     return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-
-
-def _out(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
-def _err(text: str) -> None:
-    sys.stderr.write(text + "\n")
-
-
-def _fail(text: str) -> Any:
-    _err(text)
-    raise typer.Exit(1)

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from swift_provider.cli.connection import target_for
 from swift_provider.cli.files import find_files, read
+from swift_provider.cli.output import err, fail, out, print_table
 from swift_provider.config.checkpoints import KeepBest, Storage
 from swift_provider.planning.choosing import Stored, choose, existing
 from swift_provider.settings import config_dir
@@ -30,8 +30,6 @@ from trainer.store import Folder, StoreError, pin, survey, unpin, verify, verify
 from trainer.transfer import fetch
 
 app = typer.Typer(help="Checkpoints in the bucket.", no_args_is_help=True)
-
-WIDTH = 200  # where nobody looks at a terminal
 
 PlaceArgument = Annotated[str, typer.Argument(metavar="PLACE", help="A recipe, or oss://bucket/prefix.")]
 CheckpointArgument = Annotated[
@@ -56,6 +54,14 @@ class Place:
         """All checkpoint folders there, with and without a manifest."""
         return survey(self.target)
 
+    def one(self, wanted: str) -> Stored:
+        """The checkpoint that ``wanted`` means.
+
+        Raises:
+            ValueError: nothing, or more than one thing, is meant.
+        """
+        return choose(existing(self.folders(), self.recipe), wanted, self.best)
+
     def of(self, stored: Stored) -> OssTarget:
         """The place of one checkpoint."""
         return replace(self.target, prefix=stored.prefix)
@@ -77,12 +83,12 @@ def list_checkpoints(
             for item in stored:
                 sys.stdout.write(json.dumps(_row(where, item), ensure_ascii=False) + "\n")
         elif stored:
-            _print(_table(where, stored))
+            print_table(_table(where, stored))
         for folder in folders:
             if folder.error:
-                _err(folder.error)
+                err(folder.error)
         if not stored:
-            _fail(f"{where}: no checkpoint has a manifest")
+            fail(f"{where}: no checkpoint has a manifest")
 
 
 @app.command("verify")
@@ -102,21 +108,21 @@ def verify_checkpoints(
         stored = existing(folders, where.recipe)
         unreadable = [folder.error for folder in folders if folder.error and not checkpoints]
         for text in unreadable:
-            _err(text)
+            err(text)
         broken = len(unreadable)
         chosen = [choose(stored, wanted, where.best) for wanted in checkpoints] if checkpoints else stored
         for item in chosen:
             target = where.of(item)
             wrong = (verify_bytes if deep else verify)(target, item.manifest)
             for path, text in sorted(wrong.items()):
-                _err(f"{target.url}/{path}: {text}")
+                err(f"{target.url}/{path}: {text}")
             broken += bool(wrong)
             if not wrong:
                 how = "every byte read" if deep else "size and CRC64 of each object"
-                _out(f"{item.name}: fine, {len(item.manifest.files)} objects, {size(item.manifest.total_bytes)}, {how}")
+                out(f"{item.name}: fine, {len(item.manifest.files)} objects, {size(item.manifest.total_bytes)}, {how}")
         if broken or not chosen:
             every = len(chosen) + len(unreadable)
-            _fail(f"{broken} of {every} damaged" if broken else f"{where}: no checkpoint has a manifest")
+            fail(f"{broken} of {every} damaged" if broken else f"{where}: no checkpoint has a manifest")
 
 
 @app.command("pin")
@@ -130,9 +136,9 @@ def pin_checkpoint(
     """Keep a checkpoint whatever a policy says, on the nodes and in the bucket."""
     with _faults():
         where = _place(place, connection, config)
-        item = choose(existing(where.folders(), where.recipe), checkpoint, where.best)
+        item = where.one(checkpoint)
         pin(where.of(item), {"by": getpass.getuser(), "at": datetime.now(UTC).isoformat("T", "seconds"), "why": reason})
-        _out(f"{item.name}: pinned")
+        out(f"{item.name}: pinned")
 
 
 @app.command("unpin")
@@ -142,8 +148,8 @@ def unpin_checkpoint(
     """Let the policy decide again."""
     with _faults():
         where = _place(place, connection, config)
-        item = choose(existing(where.folders(), where.recipe), checkpoint, where.best)
-        _out(f"{item.name}: {'unpinned' if unpin(where.of(item)) else 'was not pinned'}")
+        item = where.one(checkpoint)
+        out(f"{item.name}: {'unpinned' if unpin(where.of(item)) else 'was not pinned'}")
 
 
 @app.command("restore")
@@ -159,16 +165,16 @@ def restore(
     """Bring a checkpoint back, verified; it appears at once and whole. What was interrupted goes on."""
     with _faults():
         where = _place(place, connection, config)
-        item = choose(existing(where.folders(), where.recipe), checkpoint, where.best)
+        item = where.one(checkpoint)
         if cluster is not None:
             _trigger(where.of(item).url, connection or _conn_id(place, config), cluster, node or [], to)
             return
         began = time.monotonic()
         reply = fetch(FetchRequest(where.of(item), str((Path(to) / item.manifest.name).absolute())))
         if reply.error:
-            _fail(reply.error)
+            fail(reply.error)
         took = time.monotonic() - began
-        _out(f"{reply.path}: {reply.files} files, {size(reply.size)}, each proven by its CRC64, in {took:.1f} s")
+        out(f"{reply.path}: {reply.files} files, {size(reply.size)}, each proven by its CRC64, in {took:.1f} s")
 
 
 # -- places ---------------------------------------------------------------------------------------------------------
@@ -180,7 +186,7 @@ def _place(place: str, connection: str | None, config: Path | None) -> Place:
     recipe = _recipe(place, config)
     policy = recipe.checkpoints
     if policy.backup is None:
-        _fail(f"recipe {recipe.name} has no checkpoints.backup: nothing of it is in a bucket")
+        fail(f"recipe {recipe.name} has no checkpoints.backup: nothing of it is in a bucket")
     target = target_for(policy.backup, connection or policy.oss_conn_id, policy.storage or Storage())
     return Place(target, recipe.name, policy.keep_best)
 
@@ -188,7 +194,7 @@ def _place(place: str, connection: str | None, config: Path | None) -> Place:
 def _recipe(name: str, config: Path | None) -> Any:
     found = [file for file in find_files([name], config or config_dir()) if file.kind == "recipes"]
     if not found:
-        _fail(f"{name}: is a cluster; name a recipe, or write oss://bucket/prefix")
+        fail(f"{name}: is a cluster; name a recipe, or write oss://bucket/prefix")
     return read(found[0])
 
 
@@ -200,7 +206,7 @@ def _trigger(url: str, conn_id: str, cluster: str, nodes: list[str], target: str
     """Start the DAG: only Airflow has the keys of the nodes."""
     command = shutil.which("airflow")
     if command is None:
-        _fail(f"no airflow command here; trigger the DAG swift_restore with checkpoint {url} and cluster {cluster}")
+        fail(f"no airflow command here; trigger the DAG swift_restore with checkpoint {url} and cluster {cluster}")
     conf: dict[str, Any] = {"checkpoint": url, "oss_conn_id": conn_id, "cluster": cluster}
     conf |= {"nodes": nodes} if nodes else {}
     conf |= {"target": target} if target != "." else {}
@@ -212,8 +218,8 @@ def _trigger(url: str, conn_id: str, cluster: str, nodes: list[str], target: str
         check=False,
     )
     if done.returncode:
-        _fail(f"swift_restore was not triggered: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-    _out(f"run {run_id} of swift_restore brings {url} to {', '.join(nodes) or 'all nodes'} of {cluster}")
+        fail(f"swift_restore was not triggered: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+    out(f"run {run_id} of swift_restore brings {url} to {', '.join(nodes) or 'all nodes'} of {cluster}")
 
 
 # -- showing --------------------------------------------------------------------------------------------------------
@@ -275,30 +281,10 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def _print(table: Table) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH, color_system=None)
-    console.print(table)
-
-
 @contextmanager
 def _faults() -> Iterator[None]:
     """What the bucket refuses, and what names nothing, is a sentence."""
     try:
         yield
     except (StoreError, ValueError) as error:
-        _fail(str(error))
-
-
-def _out(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
-def _err(text: str) -> None:
-    sys.stderr.write(text + "\n")
-
-
-def _fail(text: str) -> NoReturn:
-    _err(text)
-    raise typer.Exit(1)
+        fail(str(error))

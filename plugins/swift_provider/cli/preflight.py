@@ -6,19 +6,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from swift_provider.cli.files import plan_of
+from swift_provider.cli.output import print_table
 from swift_provider.config import Cluster, ConfigError, Fault, Recipe
 from swift_provider.hooks.outside import ConnectionMissing, connections_of, group_over
 from swift_provider.planning.checks import FAIL, WARN
 from swift_provider.preflight import COLUMNS, Preflight, look_at_nodes
 from swift_provider.settings import origin
 
-#: What a fix needs to stay on its line where nobody looks at a terminal.
-PLAIN_WIDTH = 200
 _STYLES = {FAIL: "bold red", WARN: "yellow"}
 
 
@@ -43,10 +41,7 @@ def run_preflight(recipe: Recipe, cluster: Cluster, params: dict[str, Any], conf
 
 def show(found: Preflight) -> None:
     """The table on stdout, as in the task's log; coloured on a terminal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for level, *rest in found.rows():
         table.add_row(Text(level, style=_STYLES.get(level, "green")), *(Text(text) for text in rest))
-    console.print(table)
+    print_table(table)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from swift_provider.exceptions import TrainingError
 from trainer import protocol
+from trainer.paths import JobPaths
 from trainer.protocol import CommitReply, JobState, Phase
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ async def commit_by_file(session: NodeSession, job_id: str) -> CommitReply | Non
     Returns:
         ``None`` for whatever else than a running job comes of it: ask the ``commit`` verb, which may be said again.
     """
-    folder = posixpath.join(session.workdir, "jobs", job_id)
+    job = JobPaths(posixpath.join(session.workdir, "jobs", job_id))
     limit, pause = time.monotonic() + QUICK_COMMIT_S, FIRST_PAUSE_S
     try:
-        await session.touch(posixpath.join(folder, "commit.json"))
+        await session.touch(job.commit)
         while time.monotonic() < limit:
             await asyncio.sleep(pause)
-            data = await session.read(posixpath.join(folder, "state.json"))
+            data = await session.read(job.state)
             state = protocol.loads(JobState, (data or b"").decode())
             if state.phase == Phase.RUNNING:
                 return CommitReply(state)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from swift_provider.exceptions import TrainingError
-from swift_provider.hooks.endpoint import SshEndpoint
+from swift_provider.hooks.endpoint import SshEndpoint, endpoint_of
 from swift_provider.hooks.login import Logins
 from swift_provider.hooks.session import DEFAULT_CALL_TIMEOUT_S, NodeSession
 from swift_provider.planning.plan import NodePlan
@@ -32,6 +32,16 @@ class NodeGroup:
             node.name: NodeSession(node.name, endpoints[node.name], node.workdir, python, self._logins)
             for node in nodes
         }
+
+    @classmethod
+    def over(cls, nodes: Sequence[NodePlan], connections: Mapping[str, Any], python: str) -> Self:
+        """The group of ``nodes`` over Airflow's ``connections``, by their ids.
+
+        Raises:
+            ValueError: a connection has no host, or an extra is unusable.
+        """
+        endpoints = {node.name: endpoint_of(connections[node.ssh_conn_id]) for node in nodes}
+        return cls(nodes, endpoints, python)
 
     async def __aenter__(self) -> Self:
         return self

@@ -38,16 +38,14 @@ class NodesHook(BaseHook):
         Raises:
             AirflowNotFoundException: a connection does not exist.
         """
-        return self._group({node.name: self.get_connection(node.ssh_conn_id) for node in self.nodes})
+        return self._group({node.ssh_conn_id: self.get_connection(node.ssh_conn_id) for node in self.nodes})
 
     async def agroup(self) -> NodeGroup:
         """The nodes as a group, for use in a triggerer."""
-        return self._group({node.name: await self.aget_connection(node.ssh_conn_id) for node in self.nodes})
+        return self._group({node.ssh_conn_id: await self.aget_connection(node.ssh_conn_id) for node in self.nodes})
 
     def _group(self, connections: Mapping[str, Any]) -> NodeGroup:
         # Imported here: a DAG file is parsed again and again, and asyncssh alone costs more than all the rest.
-        from swift_provider.hooks.endpoint import endpoint_of
         from swift_provider.hooks.group import NodeGroup
 
-        endpoints = {name: endpoint_of(connection) for name, connection in connections.items()}
-        return NodeGroup(self.nodes, endpoints, self.python)
+        return NodeGroup.over(self.nodes, connections, self.python)

@@ -50,8 +50,6 @@ def group_over(plan: LaunchPlan, connections: Mapping[str, Any]) -> NodeGroup:
     Raises:
         ValueError: a connection has no host, or an extra is unusable.
     """
-    from swift_provider.hooks.endpoint import endpoint_of
     from swift_provider.hooks.group import NodeGroup
 
-    endpoints = {node.name: endpoint_of(connections[node.ssh_conn_id]) for node in plan.nodes}
-    return NodeGroup(plan.nodes, endpoints, plan.agent_python)
+    return NodeGroup.over(plan.nodes, connections, plan.agent_python)

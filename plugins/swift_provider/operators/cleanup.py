@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ from swift_provider.hooks.nodes import NodesHook
 from swift_provider.hooks.oss import OSSHook
 from swift_provider.operators.base import render_table
 from swift_provider.operators.housekeeping import list_jobs, nodes_of
+from swift_provider.operators.recipe_runs import states_of
 from swift_provider.planning.cleanup import judge
 from swift_provider.planning.housekeeping import is_living
-from swift_provider.planning.retention import RunId, flatten
+from swift_provider.planning.retention import RunId
 from swift_provider.settings import config_dir
 from trainer.protocol import SweepReply, SweepRequest
 
@@ -177,7 +178,7 @@ class CleanUpOperator(BaseOperator):
             except (AirflowException, ValueError, StoreError) as error:
                 self.log.warning("%s is left out: %s", location, error)
                 continue
-            states = _states(ti, {(item.run.get("dag_id", ""), item.run.get("run_id", "")) for item in leftovers})
+            states = states_of(ti, {(item.run.get("dag_id", ""), item.run.get("run_id", "")) for item in leftovers})
             for leftover in leftovers:
                 fate = judge(leftover, states, on_nodes, time.time(), limits.grace_s)
                 place = f"oss://{target.bucket}/{leftover.prefix}"
@@ -203,13 +204,3 @@ class CleanUpOperator(BaseOperator):
             if policy.backup is not None:
                 found.add((policy.backup, policy.oss_conn_id))
         return found
-
-
-def _states(ti: Any, runs: Iterable[RunId]) -> dict[RunId, dict[str, str | None]]:
-    """The states of the tasks of each run, as far as this Airflow knows them."""
-    known = {run for run in runs if all(run)}
-    found: dict[RunId, dict[str, str | None]] = {}
-    for dag in sorted({dag for dag, _ in known}) if ti is not None else []:
-        answer = flatten(ti.get_task_states(dag_id=dag, run_ids=sorted(run for of, run in known if of == dag)))
-        found |= {(dag, run): tasks for run, tasks in answer.items()}
-    return found

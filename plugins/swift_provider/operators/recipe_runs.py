@@ -73,16 +73,27 @@ def other_runs_in_use(
         now: seconds since the epoch.
     """
     runs = {(item.dag_id, item.run_id) for item in bucket.manifests()} - {(plan.dag_id, plan.run_id)}
-    states: dict[RunId, dict[str, str | None]] = {}
-    for dag in sorted({dag for dag, _ in runs}) if ti is not None else []:
-        answer = flatten(ti.get_task_states(dag_id=dag, run_ids=sorted(run for of, run in runs if of == dag)))
-        states |= {(dag, run): tasks for run, tasks in answer.items()}
-    used = runs_in_use(bucket.manifests(), states, (plan.dag_id, plan.run_id), now)
+    used = runs_in_use(bucket.manifests(), states_of(ti, runs), (plan.dag_id, plan.run_id), now)
     for job in jobs:
         owner = (job.owner.dag_id, job.owner.run_id)
         if job.phase in Phase.ALIVE and owner in runs:
             used[owner] = f"its job {job.job_id} is on a node"
     return used
+
+
+def states_of(ti: Any, runs: Iterable[RunId]) -> dict[RunId, dict[str, str | None]]:
+    """The states of the tasks of each run, as far as this Airflow knows them.
+
+    Args:
+        ti: the running task, which asks; ``None``: nobody can be asked.
+        runs: DAG and run ids; one without either is nobody's.
+    """
+    known = {run for run in runs if all(run)}
+    found: dict[RunId, dict[str, str | None]] = {}
+    for dag in sorted({dag for dag, _ in known}) if ti is not None else []:
+        answer = flatten(ti.get_task_states(dag_id=dag, run_ids=sorted(run for of, run in known if of == dag)))
+        found |= {(dag, run): tasks for run, tasks in answer.items()}
+    return found
 
 
 def bucket_candidate(folder: Folder, in_use: str, created: float | None) -> Candidate:

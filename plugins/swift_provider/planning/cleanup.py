@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from swift_provider.planning.housekeeping import OWNING_STATES
 from swift_provider.planning.names import safe_name
-from swift_provider.planning.retention import UNKNOWN_RUN_S, RunId
+from swift_provider.planning.retention import UNKNOWN_RUN_S, RunId, under_way
 from trainer.store import Leftover
 
 #: The least grace (seconds): an upload that failed is tried again within this time.
@@ -44,9 +43,9 @@ def judge(
     if run in on_nodes or _folder(leftover) in {f"{safe_name(dag)}/{safe_name(name)}" for dag, name in on_nodes}:
         return Fate(False, "its run has a job on a node")
     if run in states:
-        active = sorted(task for task, state in states[run].items() if state in OWNING_STATES)
-        if active:
-            return Fate(False, f"its run is under way ({active[0]} is {states[run][active[0]] or 'to come'})")
+        reason = under_way(states[run])
+        if reason:
+            return Fate(False, reason)
         wait, whose = max(grace_s, LEAST_GRACE_S), "its run has ended"
     else:
         wait, whose = max(grace_s, UNKNOWN_RUN_S), "its run is not known to this Airflow"

@@ -78,12 +78,18 @@ def runs_in_use(
         if run == own:
             continue
         if run in states:
-            active = sorted(task for task, state in states[run].items() if state in OWNING_STATES)
-            if active:
-                found[run] = f"its run is under way ({active[0]} is {states[run][active[0]] or 'to come'})"
+            reason = under_way(states[run])
+            if reason:
+                found[run] = reason
         elif now - made < UNKNOWN_RUN_S:
             found[run] = "its run is not known to this Airflow, and it is younger than 7 days"
     return found
+
+
+def under_way(tasks: Mapping[str, str | None]) -> str:
+    """Why a run with these states of its tasks may still need what it made; ``""``: it has ended."""
+    active = sorted(task for task, state in tasks.items() if state in OWNING_STATES)
+    return f"its run is under way ({active[0]} is {tasks[active[0]] or 'to come'})" if active else ""
 
 
 def flatten(answer: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
