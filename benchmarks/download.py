@@ -6,7 +6,7 @@ import shutil
 import sys
 
 from benchmarks.harness import Row, run_cases
-from benchmarks.transfer import MB, ROUNDS, SHARD, best, clients, run_client, sink, workplace, write_shards
+from benchmarks.transfer import ROUNDS, clients, peak_memory, rates, run_client, sink, workplace, write_shards
 
 
 def against_others() -> list[Row]:
@@ -21,16 +21,7 @@ def against_others() -> list[Row]:
                     found.append(run_client(name, "receive", endpoint, place / "to"))
                     shutil.rmtree(place / "to")
                     shutil.rmtree(place / "oss2", ignore_errors=True)
-    fastest = {name: best(found) for name, found in runs.items()}
-    mine = fastest.pop("ours")
-    rate = 4 * SHARD / MB / mine["seconds"]
-    rows = [
-        Row(f"download 4 x {SHARD >> 20} MiB, peer: {name}", rate, 4 * SHARD / MB / peer["seconds"], "MB/s",
-            f"CPU {mine['cpu']:.1f} s, theirs {peer['cpu']:.1f} s")
-        for name, peer in fastest.items()
-    ]  # fmt: skip
-    peak = max(run["peak"] for run in runs["ours"])
-    return [*rows, Row("peak memory of the downloader", peak / MB, None, "MB")]
+    return [*rates("download", runs), peak_memory("downloader", runs)]
 
 
 CASES = {"against-others": against_others}

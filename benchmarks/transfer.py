@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import PROJECT
+from benchmarks.harness import PROJECT, Row
 from tests.oss_server.client_envs import InstallError, python_environment
 
 #: Bytes per shard; SWIFT_BENCH_MIB changes it.
@@ -75,3 +75,20 @@ def run_client(client: str, direction: str, endpoint: str, folder: Path, *more: 
 def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The fastest run: what others took of the machine only ever slows down."""
     return min(runs, key=lambda run: float(run["seconds"]))
+
+
+def rates(word: str, runs: dict[str, list[dict[str, Any]]]) -> list[Row]:
+    """MB/s of ours against each peer, from the best run of each client; ``word`` says which way the bytes went."""
+    fastest = {name: best(found) for name, found in runs.items()}
+    mine = fastest.pop("ours")
+    rate = 4 * SHARD / MB / mine["seconds"]
+    return [
+        Row(f"{word} 4 x {SHARD >> 20} MiB, peer: {name}", rate, 4 * SHARD / MB / peer["seconds"], "MB/s",
+            f"CPU {mine['cpu']:.1f} s, theirs {peer['cpu']:.1f} s")
+        for name, peer in fastest.items()
+    ]  # fmt: skip
+
+
+def peak_memory(whose: str, runs: dict[str, list[dict[str, Any]]]) -> Row:
+    """The most memory that ours took in any run."""
+    return Row(f"peak memory of the {whose}", max(run["peak"] for run in runs["ours"]) / MB, None, "MB")

@@ -11,7 +11,7 @@ from pathlib import Path
 import oss2
 
 from benchmarks.harness import Row, run_cases
-from benchmarks.transfer import MB, ROUNDS, SHARD, best, clients, run_client, sink, workplace, write_shards
+from benchmarks.transfer import MB, ROUNDS, clients, peak_memory, rates, run_client, sink, workplace, write_shards
 from benchmarks.transfer_clients import BUCKET, KEYS, REGION
 from local.oss_server.records import BucketRecord, ObjectRecord, dump
 from local.oss_server.serving import running_server
@@ -33,16 +33,7 @@ def against_others() -> list[Row]:
                 with sink(place / "empty") as endpoint:
                     prefix = f"run{number}/checkpoint-1"
                     found.append(run_client(name, "send", endpoint, place / "checkpoint-1", prefix))
-    fastest = {name: best(found) for name, found in runs.items()}
-    mine = fastest.pop("ours")
-    rate = 4 * SHARD / MB / mine["seconds"]
-    rows = [
-        Row(f"upload 4 x {SHARD >> 20} MiB, peer: {name}", rate, 4 * SHARD / MB / peer["seconds"], "MB/s",
-            f"CPU {mine['cpu']:.1f} s, theirs {peer['cpu']:.1f} s")
-        for name, peer in fastest.items()
-    ]  # fmt: skip
-    peak = max(run["peak"] for run in runs["ours"])
-    return [*rows, Row("peak memory of the uploader", peak / MB, None, "MB")]
+    return [*rates("upload", runs), peak_memory("uploader", runs)]
 
 
 def second_checkpoint() -> list[Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 from swift_provider.config import Cluster, Recipe
 from swift_provider.planning.plan import LaunchPlan
@@ -34,20 +33,10 @@ ODD = "a 'b' \"c\" $(d) `e` \\ \n\té 中文"
 
 
 def plan_for(site: Site, program: Path) -> LaunchPlan:
-    nodes: list[dict[str, Any]] = [
-        {
-            "name": node.name,
-            "ssh_conn_id": site.conn_id(node.name),
-            "address": node.address,
-            "slots": 2,
-            "workdir": site.workdirs[node.name],
-        }
-        for node in site.nodes
-    ]
     cluster = {
         "name": "c",
         "python": "/opt/env/bin/python",
-        "nodes": nodes,
+        "nodes": site.cluster_nodes(2),
         "master_port": site.port,
         "env": {"ODD": ODD, "HF_TOKEN": "hf_very_secret"},
         "network": {"kind": "roce", "interface": "eth0"},

@@ -73,6 +73,19 @@ class Site:
         for node in self.nodes:
             os.environ.pop(f"AIRFLOW_CONN_{self.conn_id(node.name).upper()}", None)
 
+    def cluster_nodes(self, slots: int) -> list[dict[str, Any]]:
+        """The nodes as a cluster file has them."""
+        return [
+            {
+                "name": node.name,
+                "ssh_conn_id": self.conn_id(node.name),
+                "address": node.address,
+                "slots": slots,
+                "workdir": self.workdirs[node.name],
+            }
+            for node in self.nodes
+        ]
+
     def plan(
         self,
         run_id: str = "run",
@@ -89,16 +102,6 @@ class Site:
         args |= {"per_device_train_batch_size": 1, **stand_in.arguments(), **more}
         recipe = {"grace": cluster.pop("grace"), "max_runtime": cluster.pop("max_runtime"), "export": export}
         slots = cluster.pop("slots")
-        nodes = [
-            {
-                "name": node.name,
-                "ssh_conn_id": self.conn_id(node.name),
-                "address": node.address,
-                "slots": slots,
-                "workdir": self.workdirs[node.name],
-            }
-            for node in self.nodes
-        ]
         return make_plan(
             Recipe.model_validate(
                 {**recipe, "name": "r", "cluster": "c", "swift": {"args": args}, "checkpoints": checkpoints or {}}
@@ -108,7 +111,7 @@ class Site:
                     **cluster,
                     "name": "c",
                     "device": "cpu",
-                    "nodes": nodes,
+                    "nodes": self.cluster_nodes(slots),
                     "master_port": self.port,
                     "shared_dir": str(self.shared) if self.shared else None,
                     "env": {"PYTHONPATH": str(self.packages)},

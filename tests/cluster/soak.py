@@ -58,7 +58,7 @@ from tests.cluster.sites import Site, host_site, kill, loopback_site
 from trainer import protocol
 from trainer.files import is_locked
 from trainer.paths import NodePaths
-from trainer.process import node_key
+from trainer.process import descendants, node_key
 from trainer.protocol import MARKER, JobSpec, JobState, Owner, Phase
 
 #: One run with everything that happens to it (seconds).
@@ -593,7 +593,7 @@ class Trial:
             everybody = self.site.cluster[node].processes()
         else:
             server = next(item for item in self.site.nodes if item.name == node).process
-            everybody = below(server.pid) if server else []
+            everybody = [found.pid for found in descendants([server.pid])] if server else []
         found = []
         for pid in everybody:
             with contextlib.suppress(OSError):
@@ -738,18 +738,6 @@ class Trial:
         self.check(
             all(reached[node.name] == last for node in run.plan.nodes), f"{run.name}: steps end at {dict(reached)}"
         )
-
-
-def below(pid: int) -> list[int]:
-    """All descendants of a process."""
-    found, todo = [], [pid]
-    while todo:
-        with contextlib.suppress(OSError):
-            current = todo.pop()
-            children = Path(f"/proc/{current}/task/{current}/children").read_text().split()
-            todo += map(int, children)
-            found += map(int, children)
-    return found
 
 
 def whole_lines(log: bytes) -> list[str]:

@@ -16,21 +16,14 @@ from swift_provider.triggers.follower import GangFollower
 from tests.cluster import stand_in
 from tests.cluster.sites import Site, kill, until
 from tests.cluster.test_gang import LONG, NODES, Follow, expected_lines
-from trainer.process import all_pids, read_stat
+from trainer.process import descendants
 
 
 def sessions_of(site: Site, name: str) -> set[int]:
     """Every process of the node's sshd but the one that listens."""
     [node] = [node for node in site.nodes if node.name == name]
     assert node.process is not None
-    found, todo = set(), [node.process.pid]
-    parents = {pid: stat.ppid for pid in all_pids() if (stat := read_stat(pid))}
-    while todo:
-        parent = todo.pop()
-        children = {pid for pid, ppid in parents.items() if ppid == parent}
-        found |= children
-        todo += children
-    return found
+    return {identity.pid for identity in descendants([node.process.pid])}
 
 
 def test_ssh_sessions_that_are_killed_cost_neither_the_training_nor_a_byte_of_its_log(site: Site) -> None:

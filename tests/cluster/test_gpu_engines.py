@@ -47,20 +47,10 @@ RECIPES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def plan_for(site: Site, folder: Path, command: str, args: dict[str, Any]) -> LaunchPlan:
     (folder / "sitecustomize.py").write_text(RECORDER.format(folder=str(folder)))
-    nodes = [
-        {
-            "name": node.name,
-            "ssh_conn_id": site.conn_id(node.name),
-            "address": node.address,
-            "slots": SLOTS,
-            "workdir": site.workdirs[node.name],
-        }
-        for node in site.nodes
-    ]
     cluster = {
         "name": "c",
         "python": str(trainer_python()),
-        "nodes": nodes,
+        "nodes": site.cluster_nodes(SLOTS),
         "master_port": site.port,
         "shared_dir": str(folder / "shared"),
         "env": {"PYTHONPATH": str(folder)},

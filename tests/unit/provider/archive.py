@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from local.oss_server.serving import RunningServer
+from tests.unit.trainer.oss import BUCKET, KEY_ID, REGION, SECRET
 from trainer import store
 from trainer.protocol import Manifest, OssCredentials, OssTarget, StoredFile
 from trainer.store import crc64_of
-
-KEY_ID, SECRET, REGION, BUCKET = "LTAI-archive", "archive-secret-key", "cn-hangzhou", "archive"
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.unit.trainer.oss import place, server  # noqa: F401 - fixtures
 from trainer import jobs, process, protocol
 from trainer.bundle import agent_bundle
 from trainer.paths import NodePaths

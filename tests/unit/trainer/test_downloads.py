@@ -10,30 +10,18 @@ import time
 
 import pytest
 
-from local.oss_server.serving import running_server
 from trainer import protocol, store, transfer
-from trainer.protocol import FetchReply, FetchRequest, Manifest, OssCredentials, OssTarget, StoredFile
-from trainer.store import client, crc64, download
+from trainer.protocol import FetchReply, FetchRequest, Manifest, OssTarget, StoredFile
+from trainer.store import crc64, download
 from trainer.store.client import StoreError
 
-KEY_ID, SECRET, REGION, BUCKET = "LTAI-test-key", "very-secret-key", "cn-hangzhou", "checkpoints"
 PART = 256 * 1024
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with running_server(tmp_path_factory.mktemp("oss"), {KEY_ID: SECRET}, buckets=[BUCKET], region=REGION) as running:
-        yield running
-
-
 @pytest.fixture
-def target(server, request, monkeypatch):
-    server.faults.clear()
-    monkeypatch.setattr(client.random, "uniform", lambda _low, _high: 0.01)
+def target(place, monkeypatch):
     monkeypatch.setattr(download, "PART", PART)
-    prefix = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
-    yield OssTarget(server.endpoint, REGION, BUCKET, f"{prefix}/checkpoint-8", OssCredentials(KEY_ID, SECRET))
-    server.faults.clear()
+    return place
 
 
 def put(target: OssTarget, name: str, size: int, seed: int = 1) -> tuple[bytes, StoredFile]:

@@ -6,25 +6,18 @@ import dataclasses
 
 import pytest
 
-from local.oss_server.serving import running_server
 from swift_provider.planning.cleanup import judge
-from tests.unit.provider.archive import BUCKET, KEY_ID, REGION, SECRET, Archive
+from tests.unit.provider.archive import Archive
+from tests.unit.trainer.oss import prefix_of
 from trainer import store
 from trainer.manifest import RUN
 
 HOUR = 3600.0
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("oss")
-    with running_server(root, {KEY_ID: SECRET}, buckets=[BUCKET], region=REGION, min_part_size=1) as running:
-        yield running
-
-
 @pytest.fixture
 def archive(server, tmp_path, request) -> Archive:
-    return Archive.at(server, "".join(c if c.isalnum() else "-" for c in request.node.name), tmp_path)
+    return Archive.at(server, prefix_of(request), tmp_path)
 
 
 def begin(archive: Archive, path: str) -> str:

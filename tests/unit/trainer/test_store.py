@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from local.oss_server.serving import running_server
+from tests.unit.trainer.oss import BUCKET, KEY_ID, SECRET
 from trainer import protocol, store, transfer
 from trainer.manifest import ManifestError, decode, encode, is_plain
 from trainer.protocol import (
@@ -16,7 +16,6 @@ from trainer.protocol import (
     FetchRequest,
     Manifest,
     OssCredentials,
-    OssTarget,
     StagedItem,
     StageItem,
     StageReply,
@@ -26,26 +25,14 @@ from trainer.protocol import (
 from trainer.stage import stage
 from trainer.store import client, download, upload
 
-KEY_ID, SECRET, REGION, BUCKET = "LTAI-test-key", "very-secret-key", "cn-hangzhou", "checkpoints"
 PART = 128 * 1024
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("oss")
-    with running_server(root, {KEY_ID: SECRET}, buckets=[BUCKET], region=REGION, min_part_size=1) as running:
-        yield running
-
-
 @pytest.fixture
-def target(server, request, monkeypatch):
-    """A place of its own in the bucket for each test, and no long waits between tries."""
-    server.faults.clear()
-    monkeypatch.setattr(client.random, "uniform", lambda _low, _high: 0.01)
+def target(place, monkeypatch):
     monkeypatch.setattr(upload, "MULTIPART_FROM", 2 * PART)
     monkeypatch.setattr(download, "PART", PART)
-    prefix = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
-    return OssTarget(server.endpoint, REGION, BUCKET, f"{prefix}/checkpoint-8", OssCredentials(KEY_ID, SECRET))
+    return place
 
 
 @pytest.fixture

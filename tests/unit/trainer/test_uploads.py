@@ -16,33 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local.oss_server.serving import running_server
 from trainer import protocol, store, transfer
 from trainer.protocol import BackupReply, BackupRequest, Manifest, OssCredentials, OssTarget
-from trainer.store import client, crc64, multipart, upload
+from trainer.store import crc64, multipart, upload
 from trainer.store.client import list_uploads
 from trainer.store.journal import Journal
 from trainer.store.pace import Pace
 
-KEY_ID, SECRET, REGION, BUCKET = "LTAI-test-key", "very-secret-key", "cn-hangzhou", "checkpoints"
 PART = 256 * 1024
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("oss")
-    with running_server(root, {KEY_ID: SECRET}, buckets=[BUCKET], region=REGION, min_part_size=1) as running:
-        yield running
-
-
 @pytest.fixture
-def target(server, request, monkeypatch):
-    server.faults.clear()
-    monkeypatch.setattr(client.random, "uniform", lambda _low, _high: 0.01)
+def target(place, monkeypatch):
     monkeypatch.setattr(upload, "MULTIPART_FROM", 2 * PART)
-    prefix = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
-    yield OssTarget(server.endpoint, REGION, BUCKET, f"{prefix}/checkpoint-8", OssCredentials(KEY_ID, SECRET))
-    server.faults.clear()
+    return place
 
 
 def fill(folder: Path, sizes: dict[str, int], seed: int = 1) -> None:
